@@ -1,0 +1,261 @@
+"""One tree of frozen values: TOML files, then `section.key=value` words, later wins. Unknown keys are errors.
+
+Imported by `cli` and `cluster` only; everything else receives plain values. Few keys: what can be derived is derived.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from qwengyre.errors import ConfigError, nearest
+
+
+class Section(BaseModel):
+    """A section of the configuration: frozen, and strict about unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Run(Section):
+    """How long the run is, and the seed of everything random in it."""
+
+    steps: int = Field(2, ge=1)
+    seed: int = Field(0, ge=0)
+
+
+class Model(Section):
+    """`name`: `smollm2-135m-instruct` (the default), `tiny` (from scratch, for tests), a local HF folder, a hub id."""
+
+    name: str = "smollm2-135m-instruct"
+    chat_template: str = ""
+    """A jinja file; "" takes the model's own (for the default model, the shipped one, which has tools)."""
+
+
+class Tasks(Section):
+    """`kind`: a built-in generator (`quickstart`, `letters`), `harbor` with `path`, or `package.module:Class`."""
+
+    kind: str = "quickstart"
+    path: str = ""
+    count: int = Field(64, ge=1)
+    split: Literal["train", "held_out"] = "train"
+    shuffle: bool = False
+
+
+class Harness(Section):
+    """What runs in the sandbox and only knows a URL. `kind`: `shell`, or `command` with a command template.
+
+    In `command`, `env` and `files` these stand for values: {base_url} {api_key} {model} {instruction} {workdir}.
+    """
+
+    kind: str = "shell"
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    files: dict[str, str] = {}
+    mounts: tuple[str, ...] = ()
+    """Host folders bound read-only at the same path (a harness's own virtual environment, say)."""
+    args: dict[str, Any] = {}
+    """Options of a built-in harness; for `shell`: max_turns, style."""
+    timeout_s: float = Field(300.0, gt=0)
+    """Active time of one execution; queueing and moves do not count."""
+    overall_timeout_s: float = Field(3600.0, gt=0)
+    """Wall time of one execution, everything included."""
+
+
+class Sandbox(Section):
+    """`bwrap` isolates; `process` does not and must be asked for."""
+
+    kind: str = "bwrap"
+    images: dict[str, str] = {}
+    """What a task's docker_image means here: a root folder, or `host` (this machine's own /usr, read-only)."""
+    memory_mb: int = Field(1024, ge=16)
+    pids: int = Field(128, ge=4)
+    disk_mb: int = Field(256, ge=1)
+    concurrent: int = Field(4, ge=1)
+    """Verifiers that one box runs at once."""
+
+
+class Scoring(Section):
+    """A failed evaluation is retried on the same frozen work, then the execution is dropped."""
+
+    retries: int = Field(2, ge=0)
+
+
+class RL(Section):
+    """The paper's letters: B groups a step, N executions a group, mu steps a burst, phi look-ahead, Jmax."""
+
+    groups_per_step: int = Field(5, ge=1)
+    group_size: int = Field(8, ge=2)
+    mu: int = Field(1, ge=1)
+    phi: int = Field(0, ge=0)
+    slack: int = Field(0, ge=0)
+    jmax: int = Field(5, ge=1)
+    temperature: float = Field(0.8, gt=0)
+    max_tokens: int = Field(24, ge=1)
+    """Most tokens of one model call; a harness that asks for more gets this."""
+
+
+class Trainer(Section):
+    """`kind`: `torch` or a dotted path. Defaults are full fine-tuning in fp32."""
+
+    kind: str = "torch"
+    loss: Literal["cispo"] = "cispo"
+    learning_rate: float = Field(3e-5, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float = Field(1.0, gt=0)
+    microstep_tokens: int = Field(1024, ge=16)
+    max_sequence: int = Field(2048, ge=32)
+    """Longest trajectory that can be trained; the window served is the least of model, engine and this."""
+
+
+class Engine(Section):
+    """`kind`: `embedded` or a dotted path. `args` pass through to it."""
+
+    kind: str = "embedded"
+    args: dict[str, Any] = {}
+
+
+class Cells(Section):
+    """Elastic cells (and standalone rollout cells, which never train). `executions`: C_e until engines report it."""
+
+    count: int = Field(1, ge=1)
+    standalone: int = Field(0, ge=0)
+    executions: int = Field(64, ge=1)
+
+
+class Policy(Section):
+    """How cells move. A name sets everything; see `schedule/state.py` for what it sets."""
+
+    kind: Literal["elastic", "colocate", "async"] = "elastic"
+
+
+class Checkpoint(Section):
+    """A HF folder after every `every`-th publish, the newest `keep` of them (0: all)."""
+
+    every: int = Field(1, ge=1)
+    keep: int = Field(2, ge=0)
+
+
+class Gateway(Section):
+    """The HTTP door of the harnesses. Port 0 takes a free one; the address is always loopback."""
+
+    port: int = Field(0, ge=0, le=65535)
+    body_limit_mb: int = Field(64, ge=1)
+
+
+class Cluster(Section):
+    """Ray: `local` starts one for this run; an address joins an existing cluster."""
+
+    address: str = "local"
+    watchdog_s: float = Field(300.0, gt=0)
+    """The run ends with exit 1 when nothing has happened for so long."""
+
+
+class Config(Section):
+    """The whole configuration; `config.toml` in a run folder is this, resolved."""
+
+    run: Run = Run()
+    model: Model = Model()
+    tasks: Tasks = Tasks()
+    harness: Harness = Harness()
+    sandbox: Sandbox = Sandbox()
+    scoring: Scoring = Scoring()
+    rl: RL = RL()
+    trainer: Trainer = Trainer()
+    engine: Engine = Engine()
+    cells: Cells = Cells()
+    policy: Policy = Policy()
+    checkpoint: Checkpoint = Checkpoint()
+    gateway: Gateway = Gateway()
+    cluster: Cluster = Cluster()
+
+
+def load(files: list[Path], overrides: list[str]) -> Config:
+    """Read TOML files and `section.key=value` words into one Config, later wins. Raises ConfigError."""
+    merged: dict[str, Any] = {}
+    for file in files:
+        merged = _merge(merged, _read(file))
+    for word in overrides:
+        merged = _merge(merged, _override(word))
+    return resolve(merged)
+
+
+def resolve(values: dict[str, Any]) -> Config:
+    """Validate a nested dict. Raises ConfigError naming the key, what was given, and the nearest known key."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = [str(p) for p in first["loc"]]
+        key = ".".join(path)
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"unknown key '{key}': {nearest(path[-1], _known(path[:-1]))}") from None
+        raise ConfigError(f"{key}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def dump(config: Config) -> str:
+    """The configuration as TOML text, every key resolved, in the order of the tree."""
+    lines: list[str] = ["schema_version = 1", ""]
+    for section, values in config.model_dump(mode="json").items():
+        lines += [f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    """One inline TOML value (JSON's strings are TOML's basic strings)."""
+    import json
+
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in items) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(v) for v in cast("list[Any]", value)) + "]"
+    return json.dumps(value)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration file at {file}: give the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError, PermissionError) as error:
+        raise ConfigError(f"{file} is not a TOML file: {error}") from None
+    values.pop("schema_version", None)
+    return values
+
+
+def _override(word: str) -> dict[str, Any]:
+    key, equals, text = word.partition("=")
+    parts = key.split(".")
+    if not equals or len(parts) < 2:
+        raise ConfigError(f"'{word}' is neither a file that exists nor section.key=value")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text  # an unquoted string
+    for part in reversed(parts):
+        value = {part: value}
+    return cast("dict[str, Any]", value)
+
+
+def _merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(old)
+    for key, value in new.items():
+        before = merged.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            merged[key] = _merge(cast("dict[str, Any]", before), cast("dict[str, Any]", value))
+        else:
+            merged[key] = value
+    return merged
+
+
+def _known(path: list[str]) -> list[str]:
+    """Names known at a section path; the sections themselves at the top."""
+    model: type[BaseModel] = Config
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            return []
+        model = field.annotation
+    return list(model.model_fields)

@@ -1,0 +1,1 @@
+"""Harnesses: black boxes that only know a URL."""

@@ -1,0 +1,1 @@
+"""Sandboxes: where a harness and a verifier run. Read `base.py` first."""

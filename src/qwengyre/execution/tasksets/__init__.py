@@ -1,0 +1,1 @@
+"""Task sets: where queries come from. Read `base.py` first."""

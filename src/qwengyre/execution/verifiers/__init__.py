@@ -1,0 +1,1 @@
+"""Verifiers: grade a copy of the frozen work."""

@@ -1,0 +1,1 @@
+"""Transfers of weights and KV between cells."""
