@@ -1,0 +1,219 @@
+"""Model names to HF folders, and folders to models and tokenizers.
+
+    resolve("smollm2-135m-instruct") -> ~/.cache/qwengyre/smollm2-135m-instruct-1 -> causal_lm, tokenizer, window, eos_ids
+
+A folder in the cache is complete or absent: it is built beside its place under a file lock and renamed into it.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwengyre.errors import ConfigError, MachineError, nearest
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast
+
+DEFAULT = "smollm2-135m-instruct"
+TINY = "tiny"
+BUILT = {DEFAULT: "smollm2-135m-instruct-1", TINY: "tiny-1"}
+"""Names that are built into the cache -> folder name there; the number grows when what is built changes."""
+TEMPLATE = Path(__file__).parent / "templates" / "chatml_tools.jinja"
+END_OF_TURN = "<|im_end|>"
+
+
+def resolve(name: str, *, cache: Path | None = None, progress: Callable[[str], None] = lambda line: None) -> Path:
+    """The local HF folder of model `name`: a built-in name, a local folder, else a hub id (fetched by transformers).
+
+    `cache` defaults to $QWENGYRE_CACHE, else ~/.cache/qwengyre; only built-in models go there. `progress` gets one
+    line for each phase. Raises ConfigError (no such model or folder) or MachineError (missing package, no network).
+    """
+    if name in BUILT:
+        return _built(name, cache or default_cache(), progress)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"model.name={name} is a folder without config.json; give a HF model folder")
+        return folder.resolve()
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
+        hint = "no such folder" if os.sep in name else nearest(name, list(BUILT))
+        raise ConfigError(f"model.name={name} is no model ({hint}); give a HF model folder, a hub id or {list(BUILT)}")
+    return _from_hub(name, progress)
+
+
+def default_cache() -> Path:
+    """$QWENGYRE_CACHE, else ~/.cache/qwengyre."""
+    return Path(os.environ.get("QWENGYRE_CACHE") or Path.home() / ".cache" / "qwengyre").expanduser()
+
+
+def causal_lm(folder: Path, dtype: "torch.dtype | None" = None) -> "torch.nn.Module":
+    """The model of a HF folder in `dtype` (None: fp32), on the CPU, in eval mode (no dropout), tied weights tied."""
+    _require()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    _config(folder)
+    with _quiet():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, local_files_only=True)
+    return model.eval()
+
+
+def tokenizer(folder: Path, chat_template: str = "") -> "PreTrainedTokenizerFast":
+    """The tokenizer of a HF folder; `chat_template` names a jinja file that replaces the folder's own template.
+
+    Raises ConfigError when there is no template in either place, or the file cannot be read.
+    """
+    _require()
+    from transformers import AutoTokenizer
+
+    _config(folder)
+    loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if chat_template:
+        try:
+            loaded.chat_template = Path(chat_template).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"model.chat_template={chat_template} cannot be read ({error}); give a jinja file"
+            ) from None
+    if not loaded.chat_template:
+        raise ConfigError(
+            f"model {folder} has no chat template; set model.chat_template to a jinja file, e.g. {TEMPLATE}"
+        )
+    return loaded
+
+
+def window(folder: Path) -> int:
+    """Most tokens (prompt and output together) that the model's positions cover."""
+    config = _config(folder)
+    size = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    if not isinstance(size, int):
+        raise ConfigError(f"{folder}/config.json has no max_position_embeddings; give a decoder-only HF model")
+    return size
+
+
+def eos_ids(folder: Path) -> tuple[int, ...]:
+    """Ids that end an output, ascending: the model's end-of-sequence ids and that of `<|im_end|>` where it exists."""
+    ends: set[int] = set()
+    for values in (_config(folder), _json(folder / "generation_config.json")):
+        found = values.get("eos_token_id")
+        ends |= set(found if isinstance(found, list) else [] if found is None else [found])
+    added = _json(folder / "tokenizer.json").get("added_tokens", [])
+    ends |= {token["id"] for token in added if token["content"] == END_OF_TURN}
+    if not ends:
+        raise ConfigError(f"model {folder} names no end-of-sequence token; set eos_token_id in its config.json")
+    return tuple(sorted(ends))
+
+
+def _built(name: str, cache: Path, progress: Callable[[str], None]) -> Path:
+    _require()
+    from filelock import FileLock
+
+    from qwengyre.model.convert import smollm2
+    from qwengyre.model.tiny import tiny
+
+    folder = cache / BUILT[name]
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            with FileLock(cache / f".{folder.name}.lock"):
+                if not folder.is_dir():
+                    _build(folder, lambda scratch: smollm2(scratch, progress) if name == DEFAULT else tiny(scratch))
+                    progress(f"model {name}: ready in {folder}")
+        _refresh_template(folder)
+    except OSError as error:
+        raise MachineError(
+            f"model {name} cannot be kept in {cache} ({error.strerror or error}); set QWENGYRE_CACHE to a writable folder"
+        ) from None
+    return folder
+
+
+def _build(folder: Path, fill: Callable[[Path], None]) -> None:
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        with _quiet():
+            fill(scratch)
+        scratch.chmod(0o755)
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _refresh_template(folder: Path) -> None:
+    """The shipped template stands in the folder, so that it is an ordinary HF folder and so are its checkpoints."""
+    text, place = TEMPLATE.read_bytes(), folder / "chat_template.jinja"
+    if place.is_file() and place.read_bytes() == text:
+        return
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".template-", delete=False) as file:
+        file.write(text)
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(place)
+
+
+def _from_hub(name: str, progress: Callable[[str], None]) -> Path:
+    _require()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    progress(f"model {name}: looking in the Hugging Face cache and hub")
+    wanted = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+    try:
+        with _quiet():
+            return Path(snapshot_download(name, allow_patterns=wanted))
+    except (RepositoryNotFoundError, HFValidationError):
+        raise ConfigError(
+            f"model.name={name}: no such folder here and no such model on the hub; check the name"
+        ) from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise MachineError(
+            f"model.name={name}: no such folder here, and the hub cannot be reached ({type(error).__name__}); "
+            "download it where there is a network and give its folder"
+        ) from None
+
+
+def _require() -> None:
+    try:
+        import torch
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise MachineError(f"{error.name or 'torch'} is not installed; pip install 'qwengyre[run]'") from None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is no HF model folder: it has no config.json")
+    return _json(folder / "config.json")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON ({error}); fetch the model again") from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of transformers meanwhile: a run's terminal shows its own lines."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
