@@ -97,7 +97,10 @@ class CloseStep(Action):
 
 @dataclass(frozen=True)
 class Publish(Action):
-    """The burst is over: give the core's weights, as `version`, to every rollout cell. Answer: Published."""
+    """The burst is over: give the core's weights, as `version`, to every rollout cell. Answer: Published.
+
+    `step` = optimizer steps these weights contain. In a burst without weight the core itself may be rolling out.
+    """
 
     type: ClassVar[str] = "publish"
     version: int

@@ -101,12 +101,17 @@ class Weighed(Event):
 
 @dataclass(frozen=True)
 class Backlog(Event):
-    """The ledger of the open step: micro-steps nobody has claimed, and claimed but not yet counted at the core."""
+    """The ledger of the open step: micro-steps nobody has claimed, claimed but not yet counted, counted at the core.
+
+    One follows every Admit and every change. `counted` tells a ledger that is through with all admitted groups from
+    one that has not seen the newest Admit yet: both may have nothing pending.
+    """
 
     type: ClassVar[str] = "backlog"
     step: int
     pending: int
     claimed: int
+    counted: int
 
 
 @dataclass(frozen=True)
