@@ -1,0 +1,32 @@
+# Everything runs in .venv, made from the one constraints file. `make demo` is the first thing to try.
+PYTHON ?= python3
+BIN := .venv/bin
+CONFIG ?= examples/demo.toml
+
+.PHONY: demo test check bench setup clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[run,smollm2,dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/qwengyre train $(CONFIG)
+
+test: setup
+	$(BIN)/pytest -q
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/size.py
+
+bench: setup
+	$(BIN)/python bench/engine.py
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,139 @@
+"""The command line: thin words over `cluster`, `observe` and `config`. Its contract is in docs/cli.md.
+
+Exit codes: 0 the run ended as configured; 1 our failure; 2 the user's mistake; 130 Ctrl-C.
+"""
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from qwengyre.config import Config, load
+from qwengyre.errors import ConfigError, QwenGyreError
+
+app = typer.Typer(
+    help="Online RL of LLM agents inside unmodified harnesses.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+out = Console(highlight=False)
+
+Words = Annotated[list[str], typer.Argument(metavar="CONFIG.toml... [section.key=value]...", show_default=False)]
+
+
+@app.command()
+def train(
+    words: Words,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/<config>-<time>.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run that --run-dir holds.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan, run nothing.")] = False,
+) -> None:
+    """Train a model on tasks, by online RL inside a harness."""
+    from qwengyre.cluster.folder import RunFolder
+
+    config, name = _config(words)
+    if resume and run_dir is None:
+        raise ConfigError("--resume needs --run-dir: the folder of the run to continue")
+    folder = RunFolder(run_dir or Path("runs") / f"{name}-{time.strftime('%m%d-%H%M%S')}")
+    folder.check(config, resume=resume)
+    if dry_run:
+        _dry_run(config, folder.path)
+        return
+    _train(config, folder, resume)
+
+
+@app.command()
+def inspect(
+    run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
+    execution: Annotated[str, typer.Argument(metavar="[EXECUTION]", help="One execution, e.g. 3-0.")] = "",
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Rebuild from the journals and check.")] = False,
+) -> None:
+    """Show a run, or the tree, roles, selection and score of one execution."""
+    from qwengyre.observe import inspect as inspection
+
+    inspection.show(out, run_dir, execution, rebuild=rebuild)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine can run, and what to install."""
+    from qwengyre.observe import doctor as diagnosis
+
+    diagnosis.show(out)
+
+
+def _config(words: list[str]) -> tuple[Config, str]:
+    """Configuration files and `section.key=value` words, told apart; and a name for the run's folder."""
+    overrides = [w for w in words if "=" in w and not Path(w).exists()]
+    files = [Path(w) for w in words if w not in overrides]
+    return load(files, overrides), files[0].stem if files else "run"
+
+
+def _dry_run(config: Config, folder: Path) -> None:
+    import tempfile
+
+    from qwengyre.cluster.control import plan_of
+    from qwengyre.cluster.prepare import prepare
+
+    with tempfile.TemporaryDirectory(prefix="qwengyre-") as scratch:
+        prepared = prepare(config, Path(scratch), out.print)
+    plan = plan_of(config)
+    out.print(f"would run in {folder}", soft_wrap=True)
+    out.print(f"model     {config.model.name} ({prepared.model}), window {prepared.window} tokens", soft_wrap=True)
+    out.print(f"tasks     {config.tasks.kind}, {prepared.num_tasks} of them; harness {config.harness.kind}")
+    out.print(f"sandbox   {config.sandbox.kind}: {prepared.enforcement}", soft_wrap=True)
+    out.print(
+        f"plan      {plan.steps} steps of {plan.groups_per_step} groups of {plan.group_size} executions, "
+        f"bursts of {plan.mu}, look-ahead {plan.phi}; policy {config.policy.kind}, {plan.cells} cells"
+    )
+
+
+def _train(config: Config, folder: "RunFolder", resume: bool) -> None:  # noqa: F821
+    import tempfile
+
+    from qwengyre.cluster.prepare import prepare
+    from qwengyre.observe.progress import view
+
+    out.print(f"run folder {folder.path}", soft_wrap=True)
+    with tempfile.TemporaryDirectory(prefix="qwengyre-") as scratch:
+        prepared = prepare(config, Path(scratch), lambda line: out.print(line, soft_wrap=True))
+    out.print(f"sandbox {config.sandbox.kind}: {prepared.enforcement}", soft_wrap=True)
+    folder.claim(config, resume=resume)
+    from qwengyre.cluster import ray
+
+    shown = view(out)
+    try:
+        summary = ray.train(config, folder, prepared, resume=resume, view=shown)
+    finally:
+        shown.close()
+        folder.release()
+    rewards = ", ".join(f"{r:.3f}" for r in summary["reward"])
+    out.print(f"done: {summary['steps']} steps in {summary['seconds']:.0f} s, reward {rewards}")
+    out.print(f"look at it: qwengyre inspect {folder.path}", soft_wrap=True)
+
+
+def main() -> None:
+    """The entry point: one line for every error, and the exit code of the contract."""
+    try:
+        app()
+    except QwenGyreError as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted; continue with --resume", 130)
+    except Exception as error:
+        if os.environ.get("QWENGYRE_TRACEBACK"):
+            traceback.print_exc()
+        cause = (str(error).splitlines() or [""])[0]
+        _fail(f"internal: {type(error).__name__}: {cause} (QWENGYRE_TRACEBACK=1 shows where)", 1)
+
+
+def _fail(line: str, code: int) -> None:
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,252 @@
+"""Control: the run itself. It owns the loop, the journal, the ledger, scores, metrics and the recovery of a resume.
+
+A plain class; `ray.py` makes it an actor with one event loop. `run` is called once and returns when the run is over.
+"""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qwengyre.cluster.checkpoints import Checkpoint, newest, prune
+from qwengyre.cluster.groups import Groups
+from qwengyre.cluster.journal import Journal, replay
+from qwengyre.cluster.record import SCHEMA_VERSION, StepRecord
+from qwengyre.cluster.world import Cluster, Hands, run_clock
+from qwengyre.config import Config
+from qwengyre.execution import tasksets
+from qwengyre.loop import run
+from qwengyre.schedule import events as ev
+from qwengyre.schedule.actions import Action
+from qwengyre.schedule.state import Plan, State
+from qwengyre.schedule.step import asked, open_executions, start, step
+from qwengyre.schedule.waiting import waiting
+from qwengyre.types import Ending, ExecutionId, Query, Settlement, Verdict
+
+
+def plan_of(config: Config) -> Plan:
+    """The scheduler's plan: the paper's letters and what the policy's name sets."""
+    rl, cells = config.rl, config.cells
+    return Plan.for_policy(
+        config.policy.kind,
+        cells=cells.count,
+        standalone=cells.standalone,
+        groups_per_step=rl.groups_per_step,
+        group_size=rl.group_size,
+        steps=config.run.steps,
+        mu=rl.mu,
+        phi=rl.phi,
+        slack=rl.slack,
+        capacity=cells.executions,
+    )
+
+
+@dataclass(frozen=True)
+class ControlSpec:
+    """The arguments of control's constructor."""
+
+    config: Config
+    run_dir: Path
+    resume: bool
+    max_sequence: int
+
+
+class Control:
+    """start_run -> status* -> the result of `run`."""
+
+    def __init__(self, spec: ControlSpec) -> None:
+        self._spec = spec
+        self._state: State | None = None
+        self._world: Cluster | None = None
+        self._rows: list[dict[str, Any]] = []
+        self._scores = (spec.run_dir / "scores.jsonl").open("a")
+        config, folder = spec.config, spec.run_dir
+        self._tasks = tasksets.build(config.tasks, config.harness, config.sandbox, seed=config.run.seed, folder=folder)
+        self._groups = Groups(
+            calls=folder / "calls",
+            group_size=config.rl.group_size,
+            seed=config.run.seed,
+            jmax=config.rl.jmax,
+            microstep_tokens=config.trainer.microstep_tokens,
+            max_sequence=spec.max_sequence,
+        )
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest complete checkpoint, from which a resume starts (None: the model as given)."""
+        return newest(self._spec.run_dir) if self._spec.resume else None
+
+    async def run(self, hands: Hands) -> dict[str, Any]:
+        """The whole run. Returns the content of `summary.json`. Raises RunError, JournalError."""
+        spec, config = self._spec, self._spec.config
+        path = spec.run_dir / "journal.jsonl"
+        recovered = replay(path) if spec.resume else None
+        self._state = recovered or start(plan_of(config))
+        self._journal = Journal(path, plan_of(config))
+        clock = run_clock(recovered.at if recovered else 0.0)
+        self._world = world = Cluster(
+            hands=hands,
+            groups=self._groups,
+            clock=clock,
+            query_of=self.query_of,
+            note=self._note,
+            closed=self._closed,
+            checkpoint_for=self._checkpoint_for,
+            completed=self._completed,
+            learning_rate=config.trainer.learning_rate,
+        )
+        try:
+            actions = await self._begin(world, recovered)
+            self._state = await run(self._state, actions, world, self)
+        finally:
+            await world.stop()
+            self._journal.close()
+        return self.summary()
+
+    def append(self, event: ev.Event, actions: Sequence[Action], state: State) -> None:
+        """The loop's journal: on disk first, then visible to `status`."""
+        self._journal.append(event, actions)
+        self._state = state
+        self._groups.observe(event, actions, state)
+
+    async def engine_lost(self, cell: int, incarnation: int, reason: str) -> None:
+        """A gateway could not reach an engine."""
+        assert self._world is not None
+        self._world.engine_lost(cell, incarnation, reason)
+
+    async def status(self) -> dict[str, Any]:
+        """What the progress view and the watchdog read."""
+        state, world = self._state, self._world
+        if state is None or world is None:
+            return {"phase": "starting", "done_work": 0, "waiting": ["control waits for the cells to load the model"]}
+        return {
+            "phase": "done" if state.done else "running",
+            "done_work": world.done_work,
+            "at": world.clock(),
+            "step": state.finished_steps,
+            "steps": state.plan.steps,
+            "version": state.version,
+            "roles": {str(cell): str(role) for cell, role in state.roles.items()},
+            "dispatched": state.dispatched,
+            "placed": state.started,
+            "ended": state.ended,
+            "backlog": [len(world.ledger.pending), len(world.ledger.claimed)],
+            "rows": self._rows,
+            "waiting": waiting(state),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds."""
+        assert self._state is not None
+        state = self._state
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "steps": state.finished_steps,
+            "version": state.version,
+            "executions": {"dispatched": state.dispatched, "ended": state.ended} | self._groups.verdicts(),
+            "groups": self._groups.fates(state),
+            "reward": [row["reward/mean"] for row in self._rows],
+            "grad_norm": [row["actor/grad_norm"] for row in self._rows],
+            "seconds": round(state.at, 2),
+        }
+
+    def query_of(self, group: int) -> Query:
+        """The task of a group: the set's own order, or a seeded shuffle of each pass over it."""
+        size = len(self._tasks)
+        index = group % size
+        if self._spec.config.tasks.shuffle:
+            import numpy as np
+
+            order = np.random.default_rng((self._spec.config.run.seed, group // size)).permutation(size)
+            index = int(order[index])
+        return self._tasks[index]
+
+    # --- beginning and recovery ------------------------------------------------------------------------------------
+
+    async def _begin(self, world: Cluster, recovered: State | None) -> Sequence[Action]:
+        """Start the cells and feed the first events; after a crash first say what was lost and roll back."""
+        checkpoint = self.checkpoint()
+        first: list[ev.Event] = []
+        if recovered is None:
+            first.append(ev.Started(world.clock()))
+        else:
+            first += self._losses(recovered, world)
+            finished = checkpoint.step if checkpoint else 0
+            world.version = recovered.next_version
+            first.append(ev.RolledBack(world.clock(), finished, world.version))
+            self._truncate_metrics(finished)
+        folder = checkpoint.folder if checkpoint else None
+        reports = await asyncio.gather(*(cell.start.remote(world.version, folder) for cell in world.hands.cells))
+        for report in reports:
+            await world.join(report)
+            first.append(ev.CellReady(world.clock(), report.cell, report.incarnation, report.capacity))
+        begun: list[Action] = []
+        for event in first:
+            assert self._state is not None
+            state, actions = step(self._state, event)
+            self.append(event, actions, state)
+            begun += actions
+        assert self._state is not None
+        return begun if recovered is None else asked(self._state)
+
+    def _losses(self, recovered: State, world: Cluster) -> list[ev.Event]:
+        """Executions that were open when the driver died: reported lost, dropped with a reason, never run twice."""
+        running, unsettled = open_executions(recovered)
+        events: list[ev.Event] = []
+        for execution in (*running, *unsettled):
+            if execution in running:
+                events.append(ev.Ended(world.clock(), execution, Ending.LOST))
+            settlement = Settlement(Verdict.DROPPED, reason="the run was interrupted while it was open")
+            self._note(execution, Ending.LOST, settlement)
+            events.append(ev.Settled(world.clock(), execution, settlement.verdict, 0.0))
+        return events
+
+    def _truncate_metrics(self, finished: int) -> None:
+        """Steps after the checkpoint are trained again: their lines go."""
+        path = self._spec.run_dir / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        self._rows = [row for row in map(json.loads, lines) if row["step"] < finished]
+        path.write_text("".join(json.dumps(row) + "\n" for row in self._rows))
+
+    # --- what is written down --------------------------------------------------------------------------------------
+
+    def _note(self, execution: ExecutionId, ending: Ending, settlement: Settlement) -> None:
+        """A line of `scores.jsonl`."""
+        line = {
+            "schema_version": SCHEMA_VERSION,
+            "execution": str(execution),
+            "task": self.query_of(execution.group).name,
+            "ending": str(ending),
+            "verdict": str(settlement.verdict),
+            "score": settlement.score,
+            "reason": settlement.reason,
+            "work": settlement.work,
+            "detail": settlement.detail,
+        }
+        self._scores.write(json.dumps(line) + "\n")
+        self._scores.flush()
+
+    def _closed(self, record: StepRecord) -> None:
+        """A line of `metrics.jsonl`."""
+        row = record.row()
+        self._rows.append(row)
+        with (self._spec.run_dir / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _checkpoint_for(self, version: int, steps: int) -> Checkpoint | None:
+        """Due at every `checkpoint.every`-th publish, and at the last one."""
+        bursts = -(-steps // self._spec.config.rl.mu)
+        due = bursts % self._spec.config.checkpoint.every == 0 or steps >= self._spec.config.run.steps
+        folder = self._spec.run_dir / "checkpoints" / f"step-{steps:06d}"
+        return Checkpoint(folder, steps, version) if due else None
+
+    def _completed(self, checkpoint: Checkpoint) -> None:
+        checkpoint.complete()
+        prune(self._spec.run_dir, self._spec.config.checkpoint.keep)
+
+
+def run_id() -> str:
+    """A fresh name for a run's processes, cgroups and Ray namespace."""
+    return secrets.token_hex(6)

@@ -1,0 +1,80 @@
+"""The data of groups: settlements and call journals in, weighed micro-steps out, rebuilt from disk at any time.
+
+Control keeps only settlements and small sums; micro-steps of a group stay until its step is closed, and can be made
+again from `calls/` and the seed (they are the same, byte for byte).
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from qwengyre.cluster.record import GroupSummary
+from qwengyre.gateway.journal import read_calls, rebuild
+from qwengyre.schedule.events import Settled
+from qwengyre.trajectory.pack import Recipe, weigh
+from qwengyre.trajectory.tree import Tree
+from qwengyre.types import ExecutionId, MicroStep, ModelCall, Settlement, Verdict
+
+
+@dataclass
+class Groups:
+    """See the module. `calls` is the folder of call journals."""
+
+    calls: Path
+    group_size: int
+    recipe: Recipe
+    _settled: dict[ExecutionId, Settlement] = field(default_factory=dict[ExecutionId, Settlement])
+    _weighed: dict[int, list[MicroStep]] = field(default_factory=dict[int, list[MicroStep]])
+    _num_calls: dict[int, int] = field(default_factory=dict[int, int])
+
+    def settle(self, event: Settled) -> None:
+        """Fold a settlement of the journal; only the first word about an execution counts."""
+        self._settled.setdefault(event.execution, Settlement(event.verdict, event.score))
+
+    async def weigh(self, group: int) -> list[MicroStep]:
+        """Freeze, select, weigh and pack; the same answer every time it is asked."""
+        if group not in self._weighed:
+            self._weighed[group] = await asyncio.to_thread(self._weigh, group)
+        return self._weighed[group]
+
+    def forget(self, group: int) -> None:
+        """The group's step is closed: its micro-steps leave memory."""
+        self._weighed.pop(group, None)
+
+    def summary(self, group: int, dispatched_steps: int) -> GroupSummary:
+        """What the metrics line of its step says of a weighed group. `dispatched_steps` is its v_d."""
+        micro_steps, settled = self._weighed[group], self._members(group)
+        kept = tuple(s.score for s in settled.values() if s.verdict is not Verdict.DROPPED)
+        return GroupSummary(
+            group=group,
+            dispatched_steps=dispatched_steps,
+            scores=kept,
+            num_dropped=len(settled) - len(kept),
+            trajectories=sum(len(m.lengths) for m in micro_steps),
+            targets=sum(int(np.count_nonzero(m.weights)) for m in micro_steps),
+            calls=self._num_calls[group],
+        )
+
+    def verdicts(self) -> dict[str, int]:
+        """Executions by verdict."""
+        counts = Counter(s.verdict for s in self._settled.values())
+        return {str(v): counts[v] for v in Verdict}
+
+    def _members(self, group: int) -> dict[int, Settlement]:
+        return {n: self._settled[ExecutionId(group, n)] for n in range(self.group_size)}
+
+    def _weigh(self, group: int) -> list[MicroStep]:
+        settled = self._members(group)
+        trees: dict[int, Tree] = {}
+        calls: dict[int, tuple[ModelCall, ...]] = {}
+        for member, settlement in settled.items():
+            path = self.calls / f"{ExecutionId(group, member)}.calls"
+            if settlement.verdict is not Verdict.DROPPED and path.exists():
+                log = read_calls(path)
+                if log.calls:
+                    trees[member], calls[member] = rebuild(path), log.calls
+        self._num_calls[group] = sum(map(len, calls.values()))
+        return weigh(group, trees, settled, self.recipe, calls)
