@@ -1,0 +1,186 @@
+"""One forward pass of packed tokens of many sequences: two ways to the same numbers.
+
+`LeanDecoder` is written out for the Llama family (Llama, Qwen2, Qwen3, Mistral): about half the calls into torch of
+the general way. `GeneralDecoder` lets the transformers module itself run, through its attention interface. Both read
+the very parameters of the given module and copy none.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from qwengyre.engine.attention import DecodeRows, Plan, attend, decode_mask, packed_attention
+from qwengyre.engine.kv import KVShape
+from qwengyre.errors import EngineError
+
+_LEAN_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_FIXED_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
+_ATTENTION = "qwengyre_packed"
+_PROBE_TOKENS = 12
+_PROBE_TOLERANCE = {torch.float32: 1e-3}
+_PROBE_TOLERANCE_HALF = 0.1
+
+AttentionInterface.register(_ATTENTION, packed_attention)
+
+
+class Decoder(Protocol):
+    """ids [N] int64, positions [N] int64, plan, wanted [n] int64 (packed tokens) -> logits [n, V] float32."""
+
+    def __call__(self, ids: Tensor, positions: Tensor, plan: Plan, wanted: Tensor) -> Tensor: ...
+
+
+def kv_shape(model: nn.Module) -> KVShape:
+    """Geometry of the keys and values of a transformers decoder."""
+    config: Any = model.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    parameter = next(model.parameters())
+    groups = config.num_attention_heads // heads
+    return KVShape(config.num_hidden_layers, heads, groups, width, parameter.dtype, parameter.device)
+
+
+def choose_decoder(model: nn.Module, window: int) -> Decoder:
+    """The fastest decoder that reproduces `model`. Raises EngineError when none does."""
+    config: Any = model.config
+    sliding = getattr(config, "sliding_window", None)
+    if sliding and sliding < window and _only_layer_type(config) != "full_attention":
+        raise EngineError(
+            f"the model attends to {sliding} tokens back, the engine's window is {window}: the embedded engine has no "
+            f"sliding attention. Lower the window to {sliding} or choose another engine."
+        )
+    decoder: Decoder = LeanDecoder(model, window) if _is_lean(config) else GeneralDecoder(model)
+    _probe(model, decoder)
+    return decoder
+
+
+def _only_layer_type(config: Any) -> str | None:
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _is_lean(config: Any) -> bool:
+    rope = getattr(config, "rope_parameters", None) or {}
+    return config.model_type in _LEAN_FAMILIES and rope.get("rope_type", "default") in _FIXED_ROPES
+
+
+def _probe(model: nn.Module, decoder: Decoder) -> None:
+    """Compare the decoder, token by token, with the module's own full forward on a few ids."""
+    shape = kv_shape(model)
+    vocabulary: int = model.config.vocab_size  # pyright: ignore
+    ids = torch.arange(1, _PROBE_TOKENS + 1, device=shape.device) * 7919 % vocabulary
+    slab = shape.slab(1, _PROBE_TOKENS)
+    training = model.training
+    model.eval()
+    with torch.inference_mode():
+        truth = model(input_ids=ids[None], use_cache=False).logits[0].float()
+        worst = 0.0
+        for position in range(_PROBE_TOKENS):
+            at = torch.tensor([position], device=shape.device)
+            rows = DecodeRows(slab, 0, 1, position + 1, at, decode_mask(at + 1, position + 1))
+            logits = decoder(ids[position : position + 1], at, Plan((rows,), ()), torch.zeros_like(at))
+            worst = max(worst, float((logits[0] - truth[position]).abs().max()))
+    model.train(training)
+    tolerance = _PROBE_TOLERANCE.get(shape.dtype, _PROBE_TOLERANCE_HALF)
+    if not worst <= tolerance * max(1.0, float(truth.abs().max())):
+        raise EngineError(
+            f"{type(model).__name__} computes something that the embedded engine does not reproduce (logits differ by "
+            f"{worst:.2g}). Choose another engine for this model."
+        )
+
+
+class GeneralDecoder:
+    """Any transformers decoder with standard attention, run by a twin module that shares all parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        config = copy.deepcopy(model.config)
+        config._attn_implementation = _ATTENTION  # pyright: ignore
+        with torch.device("meta"):
+            self._twin: Any = type(model)(config).eval()  # pyright: ignore
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            _owner(self._twin, name)._parameters[name.rpartition(".")[2]] = parameter
+        for name, buffer in model.named_buffers(remove_duplicate=False):
+            _owner(self._twin, name)._buffers[name.rpartition(".")[2]] = buffer
+        self._body = self._twin.get_decoder()
+
+    def __call__(self, ids: Tensor, positions: Tensor, plan: Plan, wanted: Tensor) -> Tensor:
+        hidden = self._body(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan
+        ).last_hidden_state
+        return self._twin.get_output_embeddings()(hidden[0, wanted]).float()
+
+
+def _owner(module: nn.Module, name: str) -> nn.Module:
+    return module.get_submodule(name.rpartition(".")[0])
+
+
+class LeanDecoder:
+    """The Llama family, written out."""
+
+    def __init__(self, model: nn.Module, window: int) -> None:
+        body: Any = model.get_decoder()  # pyright: ignore
+        shape = kv_shape(model)
+        self._embed: nn.Embedding = body.embed_tokens
+        self._norm = body.norm
+        self._head: nn.Linear = model.get_output_embeddings()  # pyright: ignore
+        positions = torch.arange(window, device=shape.device)[None]
+        cosine, sine = body.rotary_emb(torch.empty(0, dtype=shape.dtype, device=shape.device), positions)
+        half = shape.width // 2
+        self._cosine = cosine[0, :, None].contiguous()  # [window, 1, width]
+        self._sine = torch.cat((-sine[0, :, :half], sine[0, :, half:]), -1)[:, None].contiguous()
+        self._layers = [_LeanLayer(index, layer, shape) for index, layer in enumerate(body.layers)]
+
+    def __call__(self, ids: Tensor, positions: Tensor, plan: Plan, wanted: Tensor) -> Tensor:
+        hidden = self._embed(ids)
+        rope = (self._cosine[positions], self._sine[positions])
+        for layer in self._layers:
+            hidden = layer(hidden, rope, plan)
+        return self._head(_rms(hidden[wanted], self._norm)).float()
+
+
+def _rms(x: Tensor, norm: Any) -> Tensor:
+    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+class _LeanLayer:
+    """norm, attention with rotary positions, norm, gated MLP; residuals are added inside the matrix products."""
+
+    def __init__(self, index: int, layer: Any, shape: KVShape) -> None:
+        attention = layer.self_attn
+        self._index = index
+        self._shape = shape
+        self._norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        self._project: tuple[nn.Linear, ...] = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._head_norms = tuple(getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        self._out: nn.Linear = attention.o_proj
+        self._scale: float = attention.scaling
+        self._mlp = layer.mlp
+        self._activation: Callable[[Tensor], Tensor] = layer.mlp.act_fn
+        self._silu = isinstance(self._activation, nn.SiLU) or type(self._activation).__name__ == "SiLUActivation"
+
+    def __call__(self, hidden: Tensor, rope: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+        normed = _rms(hidden, self._norms[0])
+        query, key, value = (linear(normed).unflatten(1, (-1, self._shape.width)) for linear in self._project)
+        if self._head_norms[0] is not None:
+            query, key = _rms(query, self._head_norms[0]), _rms(key, self._head_norms[1])
+        query, key = _rotate(query, rope), _rotate(key, rope)
+        query = query.unflatten(1, (self._shape.heads, -1))
+        hidden = _add_product(hidden, attend(self._index, query, key, value, plan, self._scale), self._out)
+        normed = _rms(hidden, self._norms[1])
+        gate = self._mlp.gate_proj(normed)
+        gate = F.silu(gate, inplace=True) if self._silu else self._activation(gate)
+        return _add_product(hidden, gate.mul_(self._mlp.up_proj(normed)), self._mlp.down_proj)
+
+
+def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """x * cos + rotate_half(x) * sin, the sign of rotate_half being in the sine table."""
+    return torch.addcmul(x * rope[0], x.roll(x.shape[-1] // 2, -1), rope[1])
+
+
+def _add_product(hidden: Tensor, x: Tensor, linear: nn.Linear) -> Tensor:
+    total = torch.addmm(hidden, x, linear.weight.t())
+    return total if linear.bias is None else total.add_(linear.bias)

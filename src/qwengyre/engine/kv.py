@@ -1,0 +1,151 @@
+"""Keys and values: slabs of rows for sequences that decode, strips for those that prefill or rest.
+
+A **slab** holds the rows of all decoding sequences of one size class, gapless from row 0, so that attention over them
+is one call on a view. A **strip** is one sequence's own tensor of exact length. Nothing grows token by token: a
+row that is full is copied once into the next class (about 1.4 times larger).
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwengyre.types import Ids
+
+_SMALLEST_ROW = 64
+_FIRST_ROWS = 4
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """Geometry of a model's keys and values: [2 (K, V), layers, ..., heads, width] of `dtype` on `device`.
+
+    `groups` are the query heads of one key head.
+    """
+
+    layers: int
+    heads: int
+    groups: int
+    width: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        return 2 * self.layers * self.heads * self.width * self.dtype.itemsize
+
+    def strip(self, tokens: int) -> Tensor:
+        """An uninitialised strip [2, layers, tokens, heads, width]."""
+        return self._empty(tokens)
+
+    def slab(self, rows: int, tokens: int) -> Tensor:
+        """A slab [2, layers, rows, tokens, heads, width] of zeros: padding is read, under a mask."""
+        return self._empty(rows, tokens).zero_()
+
+    def _empty(self, *sizes: int) -> Tensor:
+        return torch.empty(2, self.layers, *sizes, self.heads, self.width, dtype=self.dtype, device=self.device)
+
+
+def row_class(tokens: int, window: int) -> int:
+    """Smallest size class that holds `tokens`: 64, 96, 128, 192, 256, ... capped at `window`."""
+    size = _SMALLEST_ROW
+    while size < tokens:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size // 3 * 4
+    return min(size, window)
+
+
+class Slab:
+    """Rows of `tokens` tokens each. `owners[r]` has row r; rows are gapless: the last row fills a hole."""
+
+    def __init__(self, shape: KVShape, tokens: int) -> None:
+        self.tokens = tokens
+        self.owners: list[object] = []
+        self.data = shape.slab(_FIRST_ROWS, tokens)
+        self._shape = shape
+
+    def add(self, owner: object, source: Tensor) -> None:
+        """Append a row for `owner` with the contents of `source` [2, layers, n, heads, width]."""
+        row = len(self.owners)
+        if row == self.data.shape[2]:
+            larger = self._shape.slab(2 * row, self.tokens)
+            larger[:, :, :row].copy_(self.data)
+            self.data = larger
+        self.owners.append(owner)
+        self.data[:, :, row, : source.shape[2]].copy_(source)
+
+    def view(self, row: int, tokens: int) -> Tensor:
+        """The first `tokens` tokens of a row: [2, layers, tokens, heads, width], a view."""
+        return self.data[:, :, row, :tokens]
+
+    def remove(self, row: int, last_tokens: int) -> object | None:
+        """Free a row. Returns the owner that moved into it from the last row (of `last_tokens` tokens), if any."""
+        mover = self.owners.pop()
+        if row == len(self.owners):
+            return None
+        self.owners[row] = mover
+        self.view(row, last_tokens).copy_(self.view(len(self.owners), last_tokens))
+        return mover
+
+
+def common_prefix(a: Ids, b: Ids) -> int:
+    """Length of the common prefix of two id arrays."""
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax()) if n else 0
+    return first if n and differs[first] else n
+
+
+class PrefixCache:
+    """Strips of finished calls by their ids, least recently used first. One strip never repeats another's prefix."""
+
+    def __init__(self) -> None:
+        self._strips: OrderedDict[int, tuple[Ids, Tensor]] = OrderedDict()
+        self._next = 0
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._strips)
+
+    def put(self, ids: Ids, strip: Tensor) -> None:
+        """Keep `strip` as the keys and values of `ids`; strips that hold a prefix of `ids` go."""
+        for key, (old, _) in list(self._strips.items()):
+            if len(old) <= len(ids) and np.array_equal(old, ids[: len(old)]):
+                self._drop(key)
+        self._strips[self._next] = (ids, strip)
+        self._next += 1
+        self.tokens += len(ids)
+
+    def find(self, ids: Ids) -> tuple[int, Tensor | None]:
+        """Longest common prefix of `ids` with a strip, and that strip; it becomes the most recently used."""
+        best, found = 0, None
+        for key, (old, _) in self._strips.items():
+            length = common_prefix(old, ids)
+            if length > best:
+                best, found = length, key
+        if found is None:
+            return 0, None
+        self._strips.move_to_end(found)
+        return best, self._strips[found][1]
+
+    def holds(self, ids: Ids) -> bool:
+        """Whether some strip already holds all of `ids`."""
+        return any(common_prefix(old, ids) == len(ids) for old, _ in self._strips.values())
+
+    def evict(self) -> bool:
+        """Drop the least recently used strip. False when there is none."""
+        if not self._strips:
+            return False
+        self._drop(next(iter(self._strips)))
+        return True
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._strips.clear()
+        self.tokens = 0
+
+    def _drop(self, key: int) -> None:
+        ids, _ = self._strips.pop(key)
+        self.tokens -= len(ids)
