@@ -1,0 +1,205 @@
+"""The fp32 trainer for any causal transformers model: forward, loss, backward, AdamW, checkpoints.
+
+It shares its parameters with the cell's engine: they are updated in place and never replaced. Logits are computed only
+where a target needs them, because a vocabulary times a sequence is the largest array of a small model.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from qwengyre.errors import MachineError, RunError
+from qwengyre.trainer.batch import Batch, batches
+from qwengyre.trainer.loss import LOSSES, entropy, mismatch, target_logprobs
+from qwengyre.types import Floats, Ids, MicroStep
+
+STATE = "trainer_state.pt"
+BETAS = (0.9, 0.95)
+"""AdamW's decay rates; the second is lower than usual because a run has few, noisy steps."""
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+class TorchTrainer:
+    """Implements `trainer.base.Trainer` for one process on a CPU.
+
+    `optimizer` is True on the core cell only. `source` is the HF folder whose tokenizer files go into checkpoints.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss: str = "cispo",
+        weight_decay: float = 0.0,
+        clip_norm: float = 1.0,
+        optimizer: bool = True,
+        source: Path | None = None,
+    ) -> None:
+        self._model = model
+        self._loss = LOSSES[loss]
+        self._clip_norm = clip_norm
+        self._source = source
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        assert all(p.dtype == torch.float32 for p in self._parameters.values()), "parameters must be fp32"
+        self._optimizer = (
+            torch.optim.AdamW(self._parameters.values(), lr=0.0, betas=BETAS, weight_decay=weight_decay, fused=True)
+            if optimizer
+            else None
+        )
+
+    def wake(self) -> None:
+        """Nothing to take: gradients are allocated by the first backward pass."""
+
+    def sleep(self) -> None:
+        """Drop the gradient; parameters and optimizer state stay."""
+        self._model.zero_grad(set_to_none=True)
+
+    def accumulate(self, micro_step: MicroStep) -> dict[str, float]:
+        """Add the gradient of `micro_step`; returns the sums that `trainer.base` names. Without weights: no work."""
+        sums = dict.fromkeys(("tokens", "targets", "loss", "mismatch_kl", "clipped", "entropy"), 0.0)
+        sums["tokens"] = float(micro_step.tokens)
+        ids = torch.from_numpy(micro_step.ids.astype(np.int64))
+        weights = torch.tensor(micro_step.weights)
+        recorded = torch.tensor(micro_step.logprobs)
+        for batch in batches(ids, micro_step.lengths, micro_step.weights != 0):
+            at = batch.targets_N
+            logits_NV = self._logits(batch)
+            logp_N = target_logprobs(logits_NV, ids[at], micro_step.temperature)
+            loss = self._loss(logp_N, recorded[at], weights[at])
+            entropy_sum = entropy(logits_NV.detach(), micro_step.temperature)
+            del logits_NV
+            loss.backward()
+            measured = {"targets": float(len(at)), "loss": float(loss.detach()), "entropy": entropy_sum}
+            for name, value in (measured | mismatch(logp_N.detach(), recorded[at])).items():
+                sums[name] += value
+        return sums
+
+    @torch.no_grad()
+    def logprobs(self, ids: Ids, lengths: tuple[int, ...], temperature: float) -> Floats:
+        """fp32 log-probability of each token given those before it in its sequence (float32, T); 0 for the first."""
+        assert sum(lengths) == len(ids), (sum(lengths), len(ids))
+        flat = torch.from_numpy(ids.astype(np.int64))
+        found = torch.zeros(len(flat))
+        start = 0
+        for length in lengths:  # one sequence at a time bounds the logits
+            wanted = np.ones(length, np.bool_)
+            wanted[:1] = False
+            own = flat[start : start + length]
+            for batch in batches(own, (length,), wanted):
+                at = batch.targets_N
+                found[start + at] = target_logprobs(self._logits(batch), own[at], temperature)
+            start += length
+        return found.numpy()
+
+    @torch.no_grad()
+    def optimizer_step(self, scale: float, learning_rate: float) -> dict[str, float]:
+        """One AdamW step on gradient x scale, its norm clipped, then an empty gradient.
+
+        A zero gradient (or none) leaves parameters and optimizer as they are. Returns grad_norm (of gradient x scale,
+        before clipping) and stepped (0 or 1). Raises RunError when the gradient is not finite.
+        """
+        assert self._optimizer is not None, "only the core's trainer has an optimizer"
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        norm = float(nn.utils.get_total_norm(gradients)) * scale if gradients else 0.0
+        if not np.isfinite(norm):
+            raise RunError(f"the gradient's norm is {norm}; lower trainer.learning_rate and resume from a checkpoint")
+        if norm == 0:
+            self._model.zero_grad(set_to_none=True)
+            return {"grad_norm": 0.0, "stepped": 0.0}
+        torch._foreach_mul_(gradients, scale * min(1.0, self._clip_norm / norm))
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self._model.zero_grad(set_to_none=True)
+        return {"grad_norm": norm, "stepped": 1.0}
+
+    def gradient(self) -> dict[str, Any]:
+        """Name -> gradient (a reference); zeros where nothing was added. Tied parameters appear once."""
+        for parameter in self._parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return {name: p.grad for name, p in self._parameters.items()}
+
+    def save(self, folder: Path) -> None:
+        """Write a HF folder and `trainer_state.pt` (optimizer, RNG) into the existing `folder`. Changes nothing."""
+        with _no_bars():
+            self._model.save_pretrained(folder)
+        for name in _COPIED if self._source else ():
+            if (self._source / name).is_file():
+                shutil.copyfile(self._source / name, folder / name)
+        state = {
+            "format": 1,
+            "optimizer": self._optimizer.state_dict() if self._optimizer else None,
+            "rng": torch.get_rng_state(),
+        }
+        torch.save(state, folder / STATE)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote, in place. A trainer without optimizer takes weights and RNG only.
+
+        Raises MachineError when a file is missing or belongs to another model.
+        """
+        from safetensors.torch import load_file
+
+        try:
+            missing = set(self._parameters)
+            own = self._model.state_dict()
+            for file in sorted(folder.glob("*.safetensors")):
+                for name, tensor in load_file(file).items():
+                    own[name].copy_(tensor)
+                    missing.discard(name)
+            if missing:
+                raise KeyError(sorted(missing)[0])
+            state = torch.load(folder / STATE, weights_only=True)
+        except (OSError, KeyError, RuntimeError) as error:
+            raise MachineError(f"checkpoint {folder} does not fit this model ({error}); resume from another") from None
+        if self._optimizer is not None and state["optimizer"] is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["rng"])
+        self._model.zero_grad(set_to_none=True)
+
+    def _logits(self, batch: Batch) -> Tensor:
+        """Logits, N x V, at `batch.rows_N` only."""
+        with _only(self._model.get_output_embeddings(), batch.rows_N):
+            return self._model(input_ids=batch.ids_BL, use_cache=False).logits
+
+
+@contextmanager
+def _only(head: nn.Module, rows_N: Tensor) -> Iterator[None]:
+    """The head sees only these rows of its input meanwhile; whatever a model does to its logits still happens."""
+    hook = head.register_forward_pre_hook(lambda _, given: (given[0].flatten(0, 1)[rows_N],))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """No progress bars of transformers meanwhile: a run's terminal shows its own lines."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
