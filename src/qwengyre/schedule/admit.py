@@ -1,0 +1,87 @@
+"""Which finished groups enter a step: in finish order, each only if every older deadline stays feasible.
+
+Groups with the same v_d are a cohort: they share a deadline, v_d + phi + mu - 1 + slack, and an older cohort's is
+earlier. The earliest-deadline-first test below counts cohorts, never groups.
+"""
+
+from collections.abc import Mapping
+
+from qwengyre.schedule.actions import Admit
+from qwengyre.schedule.state import Plan, Stage, State
+from qwengyre.schedule.turn import Turn
+
+
+def admit(turn: Turn) -> None:
+    """Fill the open step. Without streaming, only when all its groups are there."""
+    state = turn.state
+    if not state.ready or not (room := state.room):
+        return
+    chosen = _choose(state, dict(state.cohorts), list(state.ready), state.step, state.slots)
+    if state.plan.policy.streaming or len(chosen) == room:
+        for group in chosen:
+            _enter(turn, group)
+
+
+def burst_complete(state: State) -> bool:
+    """Do the ready groups fill every step that is left of this burst?"""
+    cohorts, ready = dict(state.cohorts), list(state.ready)
+    for step in range(state.step, state.burst_end):
+        slots = state.slots if step == state.step else state.plan.groups_per_step
+        room = min(slots, sum(count for born, count in cohorts.items() if born <= step))
+        if len(_choose(state, cohorts, ready, step, slots)) < room:
+            return False
+    return True
+
+
+def batch_ready(state: State) -> bool:
+    """Is the next batch ready: do the ready groups fill the open step, which has some?"""
+    room = state.room
+    return room > 0 and len(_choose(state, dict(state.cohorts), list(state.ready), state.step, state.slots)) == room
+
+
+def _choose(state: State, cohorts: dict[int, int], ready: list[int], step: int, slots: int) -> list[int]:
+    """The groups of `ready` that may enter `step`, which takes `slots`; they leave `cohorts` and `ready`."""
+    chosen: list[int] = []
+    while len(chosen) < slots:
+        youngest = _youngest(state.plan, cohorts, step, slots - len(chosen))
+        group = next((g for g in ready if state.groups[g].born <= youngest), None)
+        if group is None:
+            break
+        chosen.append(group)
+        ready.remove(group)
+        cohorts[state.groups[group].born] -= 1
+    return chosen
+
+
+def _youngest(plan: Plan, cohorts: Mapping[int, int], step: int, slots: int) -> int:
+    """The youngest v_d of which a group may enter `step` now, when the step takes `slots` more, this one included.
+
+    Older cohorts must fit into what is left by their deadlines: slots - 1 in this step, B in each later one. A group
+    whose weights are newer than the step (after a roll-back) waits for the step that has them.
+    """
+    youngest, older = -1, 0
+    for born in sorted(cohorts):
+        if born > step:
+            break
+        youngest = born
+        older += cohorts[born]
+        if older > slots - 1 + plan.groups_per_step * (plan.deadline(born) - step):
+            break
+    return youngest
+
+
+def _enter(turn: Turn, group: int) -> None:
+    state = turn.state
+    entry = state.groups[group]
+    admitted = entry.but(stage=Stage.ADMITTED, step=state.step)
+    assert 0 <= state.step - entry.born <= state.plan.max_staleness, (
+        f"group {group}: v_d {entry.born}, step {state.step}"
+    )
+    turn.put(
+        groups=state.groups.set(group, admitted),
+        ready=tuple(g for g in state.ready if g != group),
+        admitted=state.admitted + 1,
+        expected=state.expected + entry.micro_steps,
+    )
+    turn.leave_cohort(entry.born)
+    turn.ask(Admit, f"admit {group}", group=group, step=state.step)

@@ -1,0 +1,123 @@
+"""Cells between rollout and training: lend, take back, turn round. The training cells are a prefix of the live ones."""
+
+from qwengyre.schedule.actions import Move
+from qwengyre.schedule.admit import batch_ready, burst_complete
+from qwengyre.schedule.place import hand_over
+from qwengyre.schedule.state import Phase, State
+from qwengyre.schedule.turn import Turn
+from qwengyre.types import Role
+
+AHEAD = (Role.TRAINING, Role.TO_TRAINING)
+
+
+def lend(turn: Turn) -> None:
+    """The next cell (core first, then in order) goes to train; one at a time unless in lockstep.
+
+    Iff this burst has data nobody has claimed, no other cell is in transit, and w <= C_R - C_e: the unfinished
+    executions fit into the cells that stay. With `policy.complete`: iff the burst's data are complete.
+    """
+    state = turn.state
+    if state.phase is not Phase.OPEN or state.in_transit or not _core_is_live(state):
+        return
+    leaving = _next_cells(state)
+    if not leaving or not _may_leave(state, leaving):
+        return
+    if not state.plan.policy.complete:
+        hand_over(turn, leaving)
+    for cell in leaving:
+        _move(turn, cell, Role.TRAINING)
+
+
+def take_back(turn: Turn) -> None:
+    """After a loss (or a smaller capacity) w > C_R is legal: the cells that joined last return at once.
+
+    A cell that trains while one before it does not returns as well (a move that failed half-way).
+    """
+    state = turn.state
+    if state.phase not in (Phase.OPEN, Phase.CLOSING):
+        return
+    for cell in reversed(state.training):
+        if cell < state.plan.policy.least or state.cells[cell].role is not Role.TRAINING:
+            break  # one that is still on its way turns round when it arrives
+        if not (_short(turn.state) and _may_return(turn.state, cell)) and _in_prefix(turn.state, cell):
+            break
+        _move(turn, cell, Role.ROLLOUT)
+
+
+def end_burst(turn: Turn) -> None:
+    """At a boundary all lent cells return, but the core stays iff the next batch is ready and the rest has room."""
+    for cell in reversed(turn.state.training):
+        state = turn.state
+        stays = cell < state.plan.policy.least or (cell == 0 and batch_ready(state) and _rest_covers(state))
+        if state.cells[cell].role is Role.TRAINING and not stays:
+            _move(turn, cell, Role.ROLLOUT)
+
+
+def join_waiting(turn: Turn) -> None:
+    """A restarted cell joins rollout, unless a later cell trains (the prefix would break) or the core was lost."""
+    state = turn.state
+    for index, cell in enumerate(state.cells):
+        if cell.waits and not (index == 0 and state.core_lost) and not any(t > index for t in state.training):
+            turn.put_cell(index, role=Role.ROLLOUT, waits=False)
+
+
+def _move(turn: Turn, cell: int, role: Role) -> None:
+    to = Role.TO_TRAINING if role is Role.TRAINING else Role.TO_ROLLOUT
+    turn.put_cell(cell, role=to, waits=False)
+    turn.ask(Move, f"move {cell}", cell=cell, role=role)
+
+
+def _next_cells(state: State) -> list[int]:
+    """Who is next: the first live cells that do not train. A waiting cell may go straight to training."""
+    order = [i for i in range(state.plan.cells) if state.cells[i].role is Role.ROLLOUT or state.cells[i].waits]
+    training = len(state.training)
+    left = state.plan.most_training - training
+    if training < state.plan.policy.least or not state.plan.policy.lockstep:
+        left = min(left, 1)
+    return order[:left]
+
+
+def _may_leave(state: State, leaving: list[int]) -> bool:
+    if leaving[-1] < state.plan.policy.least:
+        return True  # trains for good: it has no executions
+    if not _has_work(state):
+        return False
+    if state.plan.policy.complete:
+        return burst_complete(state)
+    rollout = state.rollout
+    losing = sum(state.cells[i].capacity for i in leaving if i in rollout)
+    return state.waterlevel <= state.rollout_capacity - losing  # w(t) <= C_R(t) - C_e
+
+
+def _has_work(state: State) -> bool:
+    """Data of this burst that nobody has claimed; or a full step that only a core in training can close."""
+    return state.pending > 0 or (state.room == 0 and state.expected > 0 and not state.training)
+
+
+def _core_is_live(state: State) -> bool:
+    return state.cells[0].role is not Role.LOST or (state.cells[0].waits and not state.core_lost)
+
+
+def _short(state: State) -> bool:
+    """w > C_R, with cells on their way back counted. Suspended executions are not short of a place."""
+    if state.plan.policy.complete:
+        return False
+    coming = sum(c.capacity for c in state.cells if c.role is Role.TO_ROLLOUT)
+    return state.waterlevel > state.rollout_capacity + coming
+
+
+def _may_return(state: State, cell: int) -> bool:
+    """A core that is about to close its step does that first."""
+    if cell != 0:
+        return True
+    return state.phase is Phase.OPEN and (state.room > 0 or state.pending > 0)
+
+
+def _in_prefix(state: State, cell: int) -> bool:
+    return all(c.role in AHEAD for c in state.cells[:cell] if c.role is not Role.LOST)
+
+
+def _rest_covers(state: State) -> bool:
+    """w fits into the cells but the core, those on their way back included (what is to be dispatched is in w)."""
+    rest = sum(c.capacity for c in state.cells[1:] if c.role in (Role.ROLLOUT, Role.TO_ROLLOUT))
+    return state.waterlevel <= rest

@@ -1,0 +1,81 @@
+"""Queue and placement: who gets which place, and where a leaving cell's executions go.
+
+Places are counted from homes; there is no second counter.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from qwengyre.schedule.actions import Place, Rehome
+from qwengyre.schedule.state import NOWHERE, Asked, Execution, Life, State
+from qwengyre.schedule.turn import Turn
+from qwengyre.types import ExecutionId
+
+
+def place_queued(turn: Turn) -> None:
+    """Queued executions go to the rollout cell with most free places (ties: the later cell), oldest first."""
+    while turn.state.queued and (cell := _emptiest(turn.state)) != NOWHERE:
+        state = turn.state
+        execution = state.execution(state.next_place)
+        started = Execution(Life.PLACING, cell, state.at)
+        turn.put(next_place=state.next_place + 1, executions=state.executions.set(execution, started))
+        turn.house(execution, cell)
+        turn.ask(Place, f"place {execution}", execution=execution, cell=cell)
+
+
+def place_homeless(turn: Turn) -> None:
+    """Executions whose cell was lost get new homes as far as there is room, oldest first."""
+    state = turn.state
+    if state.homeless and (places := _places(state, ())):
+        _rehome(turn, zip(sorted(state.homeless), places, strict=False))
+
+
+def hand_over(turn: Turn, leaving: Collection[int]) -> None:
+    """Executions at home in `leaving` cells move to cells that stay, longest-staying first. There must be room."""
+    state = turn.state
+    executions = sorted(execution for cell in leaving for execution in state.cells[cell].homes)
+    if executions:
+        places = _places(state, leaving)
+        assert len(places) >= len(executions), f"{len(executions)} executions, but only {len(places)} places stay"
+        _rehome(turn, zip(executions, places, strict=False))
+
+
+def _rehome(turn: Turn, pairs: Iterable[tuple[ExecutionId, int]]) -> None:
+    homes = tuple(pairs)
+    for execution, cell in homes:
+        old = turn.state.executions[execution]
+        turn.vacate(execution, old.home)
+        turn.house(execution, cell)
+        turn.put(executions=turn.state.executions.set(execution, old.but(home=cell)))
+        _redirect(turn, execution, cell)
+    turn.ask(Rehome, homes=homes)
+
+
+def _redirect(turn: Turn, execution: ExecutionId, cell: int) -> None:
+    """A Place that was asked and not answered follows its execution: repeated later, it must name the new home."""
+    about = f"place {execution}"
+    if entry := turn.state.asked.get(about):
+        assert isinstance(entry.action, Place)
+        moved = Asked(replace(entry.action, cell=cell), entry.at)
+        turn.put(asked=turn.state.asked.set(about, moved))
+
+
+def _emptiest(state: State) -> int:
+    """The rollout cell with most free places, ties to the later one; NOWHERE when all are full."""
+    best, most = NOWHERE, 0
+    for i in state.rollout:
+        if (free := state.cells[i].free) > 0 and free >= most:
+            best, most = i, free
+    return best
+
+
+def _places(state: State, leaving: Collection[int]) -> list[int]:
+    """Free places, one entry each, those that stay in rollout longest first.
+
+    The standalone pool never leaves (its cells fill evenly); then the latest cells, which are lent last.
+    """
+    stay = [i for i in state.rollout if i not in leaving]
+    pool = [i for i in stay if i >= state.plan.cells]
+    levels = sorted(((free, i) for i in pool for free in range(1, state.cells[i].free + 1)), reverse=True)
+    elastic = [i for i in sorted(stay, reverse=True) if i < state.plan.cells for _ in range(state.cells[i].free)]
+    return [i for _, i in levels] + elastic

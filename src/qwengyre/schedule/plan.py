@@ -1,0 +1,102 @@
+"""The plan of a run: the paper's letters, and the settings that make a policy. Nothing here changes during a run."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from qwengyre.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How cells move, as settings. A training prefix holds at least `least` and at most `most` cells (None: all).
+
+    `lockstep`: all cells that may be lent move at once, instead of one at a time.
+    `complete`: lend only when the whole data of the burst are ready; what is live then is look-ahead and is suspended
+    in place (it keeps its home; its calls wait in the gateway). Otherwise a lent cell hands its executions over.
+    `streaming`: a group enters its step as soon as it is ready; otherwise a step's groups enter together.
+    """
+
+    least: int = 0
+    most: int | None = None
+    lockstep: bool = False
+    complete: bool = False
+    streaming: bool = True
+
+    @classmethod
+    def named(cls, kind: str, training: int = 1) -> Self:
+        """`elastic`, `async` (cells 0..training-1 always train) or `colocate`. Raises ConfigError."""
+        known = {
+            "elastic": cls(),
+            "async": cls(least=training, most=training, streaming=False),
+            "colocate": cls(lockstep=True, complete=True, streaming=False),
+        }
+        if kind not in known:
+            raise ConfigError(f"policy.kind='{kind}' is no policy: {nearest(kind, list(known))}")
+        return known[kind]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """K elastic cells (0 is the core), S standalone ones after them; B groups a step, N executions a group.
+
+    `capacity` = C_e in executions, until a cell reports its own. Raises ConfigError for a plan that cannot run.
+    """
+
+    cells: int
+    groups_per_step: int
+    group_size: int
+    steps: int
+    capacity: int
+    standalone: int = 0
+    mu: int = 1
+    phi: int = 0
+    slack: int = 0
+    policy: Policy = Policy()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run, in one line."""
+        for name, least in (("cells", 1), ("groups_per_step", 1), ("group_size", 2), ("steps", 1), ("capacity", 1)):
+            _at_least(name, getattr(self, name), least)
+        for name, least in (("standalone", 0), ("mu", 1), ("phi", 0), ("slack", 0)):
+            _at_least(name, getattr(self, name), least)
+        least, most = self.policy.least, self.most_training
+        if not 0 <= least <= most <= self.cells or most < 1:
+            raise ConfigError(
+                f"policy: {least} to {most} training cells of {self.cells}: give 0 <= least <= most <= cells"
+            )
+        if least == self.cells and not self.standalone:
+            raise ConfigError(f"policy: all {self.cells} cells always train, none rolls out: add a cell or train fewer")
+
+    @classmethod
+    def for_policy(cls, kind: str, *, training: int = 1, **letters: int) -> Self:
+        """A plan whose policy has a name; `training` = a, the cells of `async` that always train."""
+        return cls(**letters, policy=Policy.named(kind, training))
+
+    @property
+    def num_cells(self) -> int:
+        """K + S."""
+        return self.cells + self.standalone
+
+    @property
+    def most_training(self) -> int:
+        """Longest training prefix."""
+        return self.cells if self.policy.most is None else self.policy.most
+
+    @property
+    def depth(self) -> int:
+        """Qb = (phi + mu) B: groups dispatched and not yet in a step, right after a boundary's dispatch."""
+        return (self.phi + self.mu) * self.groups_per_step
+
+    @property
+    def max_staleness(self) -> int:
+        """Largest d = s - v_d of any group in any step."""
+        return self.phi + self.mu - 1 + self.slack
+
+    def deadline(self, born: int) -> int:
+        """The last step that a group with v_d = `born` may enter."""
+        return min(born + self.max_staleness, self.steps - 1)
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name}={value}: give at least {least}")
