@@ -80,6 +80,8 @@ class Scoring(Section):
     """A failed evaluation is retried on the same frozen work, then the execution is dropped."""
 
     retries: int = Field(2, ge=0)
+    timeout_s: float = Field(600.0, gt=0)
+    """Most wall time of one evaluation, whatever the task says."""
 
 
 class RL(Section):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qwengyre.execution.harnesses import build as build_harness
+from qwengyre.execution.harnesses.build import build as build_harness
 from qwengyre.execution.runner import Runner
-from qwengyre.execution.sandboxes import build as build_sandbox
+from qwengyre.execution.sandboxes.build import build as build_sandbox
 from qwengyre.types import Ending, Query, Settlement
 
 

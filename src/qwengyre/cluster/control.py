@@ -15,15 +15,16 @@ from qwengyre.cluster.checkpoints import Checkpoint, newest, prune
 from qwengyre.cluster.groups import Groups
 from qwengyre.cluster.journal import Journal, replay
 from qwengyre.cluster.record import SCHEMA_VERSION, StepRecord
+from qwengyre.cluster.prepare import tasks_of
 from qwengyre.cluster.world import Cluster, Hands, run_clock
 from qwengyre.config import Config
-from qwengyre.execution import tasksets
 from qwengyre.loop import run
 from qwengyre.schedule import events as ev
-from qwengyre.schedule.actions import Action
+from qwengyre.schedule.actions import Action, Void
 from qwengyre.schedule.state import Plan, State
 from qwengyre.schedule.step import asked, open_executions, start, step
 from qwengyre.schedule.waiting import waiting
+from qwengyre.trajectory.pack import Recipe
 from qwengyre.types import Ending, ExecutionId, Query, Settlement, Verdict
 
 
@@ -64,15 +65,10 @@ class Control:
         self._rows: list[dict[str, Any]] = []
         self._scores = (spec.run_dir / "scores.jsonl").open("a")
         config, folder = spec.config, spec.run_dir
-        self._tasks = tasksets.build(config.tasks, config.harness, config.sandbox, seed=config.run.seed, folder=folder)
-        self._groups = Groups(
-            calls=folder / "calls",
-            group_size=config.rl.group_size,
-            seed=config.run.seed,
-            jmax=config.rl.jmax,
-            microstep_tokens=config.trainer.microstep_tokens,
-            max_sequence=spec.max_sequence,
-        )
+        self._tasks = tasks_of(config, folder / "tasks")
+        recipe = Recipe(config.run.seed, config.rl.jmax, config.trainer.microstep_tokens, spec.max_sequence)
+        self._groups = Groups(folder / "calls", config.rl.group_size, recipe)
+        self._void: dict[int, str] = {}
 
     def checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint, from which a resume starts (None: the model as given)."""
@@ -95,6 +91,7 @@ class Control:
             closed=self._closed,
             checkpoint_for=self._checkpoint_for,
             completed=self._completed,
+            born=self._born,
             learning_rate=config.trainer.learning_rate,
         )
         try:
@@ -109,7 +106,13 @@ class Control:
         """The loop's journal: on disk first, then visible to `status`."""
         self._journal.append(event, actions)
         self._state = state
-        self._groups.observe(event, actions, state)
+        self._fold(event, actions)
+
+    def _fold(self, event: ev.Event, actions: Sequence[Action]) -> None:
+        """What control itself keeps of the journal; also run over a recovered one."""
+        if isinstance(event, ev.Settled):
+            self._groups.settle(event)
+        self._void |= {a.group: a.reason for a in actions if isinstance(a, Void)}
 
     async def engine_lost(self, cell: int, incarnation: int, reason: str) -> None:
         """A gateway could not reach an engine."""
@@ -146,7 +149,7 @@ class Control:
             "steps": state.finished_steps,
             "version": state.version,
             "executions": {"dispatched": state.dispatched, "ended": state.ended} | self._groups.verdicts(),
-            "groups": self._groups.fates(state),
+            "groups": {"dispatched": state.next_group, "void": {str(g): why for g, why in self._void.items()}},
             "reward": [row["reward/mean"] for row in self._rows],
             "grad_norm": [row["actor/grad_norm"] for row in self._rows],
             "seconds": round(state.at, 2),
@@ -209,6 +212,11 @@ class Control:
         lines = path.read_text().splitlines() if path.exists() else []
         self._rows = [row for row in map(json.loads, lines) if row["step"] < finished]
         path.write_text("".join(json.dumps(row) + "\n" for row in self._rows))
+
+    def _born(self, group: int) -> int:
+        """v_d of a group: steps contained in the weights it was dispatched with."""
+        assert self._state is not None
+        return self._state.groups[group].born
 
     # --- what is written down --------------------------------------------------------------------------------------
 

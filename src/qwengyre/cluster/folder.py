@@ -36,6 +36,7 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            self.release()
             raise ConfigError(
                 f"{self.path} belongs to a run that is alive: stop it, or give another --run-dir"
             ) from None

@@ -7,6 +7,10 @@ from pathlib import Path
 
 from qwengyre.config import Config
 from qwengyre.errors import ConfigError, MachineError
+from qwengyre.execution.sandboxes.base import Enforcement
+from qwengyre.execution.tasksets import build as tasksets
+from qwengyre.execution.tasksets.base import TaskSet
+from qwengyre.types import Limits
 
 
 @dataclass(frozen=True)
@@ -25,15 +29,17 @@ class Prepared:
 
 def prepare(config: Config, scratch: Path, progress: Callable[[str], None]) -> Prepared:
     """Check and fetch. Raises ConfigError or MachineError (exit 2). `scratch`: a folder for generated tasks."""
-    from qwengyre.execution import harnesses, sandboxes, tasksets
+    from qwengyre.execution.harnesses import build as harnesses
+    from qwengyre.execution.sandboxes import build as sandboxes
     from qwengyre.model import load
 
     if config.cells.count + config.cells.standalone > 1:
         raise ConfigError("cells.count and cells.standalone: this version runs one elastic cell; set 1 and 0")
     _check_port(config.gateway.port)
-    harnesses.build(config.harness.kind, config.harness.model_dump())
+    harnesses.build(**config.harness.model_dump())
+    sandboxes.check_images(config.sandbox.images)
     enforcement = sandboxes.build(config.sandbox.kind, run_id="check", scratch=scratch).check()
-    tasks = tasksets.build(config.tasks, config.harness, config.sandbox, seed=config.run.seed, folder=scratch)
+    tasks = tasks_of(config, scratch)
     model = load.resolve(config.model.name, progress=progress)
     load.tokenizer(model, config.model.chat_template)
     window = min(load.window(model), config.trainer.max_sequence)
@@ -42,7 +48,40 @@ def prepare(config: Config, scratch: Path, progress: Callable[[str], None]) -> P
             f"rl.max_tokens={config.rl.max_tokens} but the window is {window} tokens "
             "(the least of the model's and trainer.max_sequence): lower the first or raise the second"
         )
-    return Prepared(model, window, load.eos_ids(model), str(enforcement), len(tasks))
+    return Prepared(model, window, load.eos_ids(model), _said(enforcement), len(tasks))
+
+
+def tasks_of(config: Config, folder: Path) -> TaskSet:
+    """The run's task set; generators write below `folder`. Raises ConfigError, TaskError."""
+    return tasksets.build(
+        config.tasks.kind,
+        path=config.tasks.path,
+        count=config.tasks.count,
+        split=config.tasks.split,
+        seed=config.run.seed,
+        folder=folder,
+        limits=limits_of(config),
+    )
+
+
+def limits_of(config: Config) -> Limits:
+    """The most that a task may ask for."""
+    harness, sandbox = config.harness, config.sandbox
+    return Limits(
+        agent_s=harness.timeout_s,
+        overall_s=harness.overall_timeout_s,
+        verifier_s=config.scoring.timeout_s,
+        memory_mb=sandbox.memory_mb,
+        pids=sandbox.pids,
+        disk_mb=sandbox.disk_mb,
+    )
+
+
+def _said(enforcement: Enforcement) -> str:
+    """Which limits hold, and by what, in one line."""
+    limits = ("memory", "pids", "disk", "time", "network")
+    warning = f"; WARNING: {enforcement.warning}" if enforcement.warning else ""
+    return ", ".join(f"{name} by {getattr(enforcement, name)}" for name in limits) + warning
 
 
 def _check_port(port: int) -> None:

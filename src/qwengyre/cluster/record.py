@@ -39,8 +39,9 @@ class StepRecord:
         """`group` belongs to this step."""
         self.groups.append(group)
 
-    def add(self, sums: dict[str, float]) -> None:
-        """The sums of one counted micro-step."""
+    def add(self, sums: dict[str, float], seconds: float) -> None:
+        """The sums of one counted micro-step, and how long its cell was busy with it."""
+        self.train_s += seconds
         for key, value in sums.items():
             self.sums[key] = self.sums.get(key, 0.0) + value
 

@@ -54,6 +54,8 @@ class Cluster:
     """(version, finished steps) -> the checkpoint that is due with this publish, or None."""
     completed: Callable[[Checkpoint], None]
     """Its weights are on disk: mark it complete."""
+    born: Callable[[int], int]
+    """v_d of a group."""
     learning_rate: float
     version: int = 0
     ledger: Ledger = field(default_factory=Ledger)
@@ -168,9 +170,10 @@ class Cluster:
         live, handle = self.live[cell], self.hands.cells[cell]
         while True:
             claim = await self.ledger.claim(cell, live.report.incarnation)
+            began = self.clock()
             sums: dict[str, float] = await handle.accumulate.remote(claim.micro_step)
             if self.ledger.count(claim):
-                self._records[claim.step].add(sums)
+                self._records[claim.step].add(sums, self.clock() - began)
                 self._backlog(claim.step)
 
     async def _stop_feeding(self, live: Live) -> None:
@@ -181,7 +184,7 @@ class Cluster:
 
     async def _admit(self, group: int, step: int) -> None:
         micro_steps = await self.groups.weigh(group)
-        self._records[step].admit(self.groups.summary(group))
+        self._records[step].admit(self.groups.summary(group, self.born(group)))
         self.ledger.add(micro_steps)
         self._backlog(step)
 
@@ -190,9 +193,11 @@ class Cluster:
         record = self._records[step]
         if self.ledger.counted:
             metrics = await self.hands.cells[0].close_step.remote(1.0 / record.num_executions, self.learning_rate)
-            record.optimizer = metrics
+            record.optimizer = metrics | {"learning_rate": self.learning_rate}
         record.closed = self.clock()
-        self.closed(record)
+        self.closed(self._records.pop(step))
+        for group in record.groups:
+            self.groups.forget(group.group)
         self._report(ev.StepClosed, step)
 
     async def _publish(self, version: int, step: int) -> None:

@@ -1,0 +1,95 @@
+"""A finished run, read from its folder: everything in it is real, exact and complete."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import lines
+
+from qwengyre.gateway.journal import read_calls, rebuild
+from qwengyre.model import load
+from qwengyre.trainer.torch import TorchTrainer
+from qwengyre.types import ExecutionId
+
+pytestmark = pytest.mark.e2e
+
+
+def test_every_execution_has_its_log_journal_work_and_score(tiny_run: Path) -> None:
+    scores = lines(tiny_run / "scores.jsonl")
+    assert len(scores) >= 16
+    for line in scores:
+        execution = line["execution"]
+        folder = tiny_run / "executions" / execution
+        log = (folder / "harness.log").read_text()
+        assert log.strip(), execution
+        assert (folder / "work").is_dir()
+        assert len(line["work"]) == 64
+        assert line["verdict"] == "scored"
+        assert 0 <= line["score"] <= 1
+        calls = read_calls(tiny_run / "calls" / f"{execution}.calls")
+        assert calls.sealed
+        assert calls.calls
+
+
+def test_two_steps_with_gradient_and_the_second_sampled_from_the_new_weights(tiny_run: Path) -> None:
+    rows = lines(tiny_run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1]
+    assert all(row["actor/grad_norm"] > 0 for row in rows)
+    versions = {
+        (ExecutionId.parse(path.stem).group in rows[1]["groups"]): {
+            s.version for call in read_calls(path).calls for s in call.stretches
+        }
+        for path in (tiny_run / "calls").glob("*.calls")
+    }
+    assert versions == {False: {0}, True: {1}}
+    assert all(row["staleness/max"] == 0 for row in rows)
+    summary = json.loads((tiny_run / "summary.json").read_text())
+    assert (summary["steps"], summary["version"]) == (2, 2)
+    assert summary["executions"]["scored"] == 16
+
+
+def test_conditioning_ids_are_the_parent_path_and_the_suffix(tiny_run: Path) -> None:
+    """The recorded path of a call = the tokens of its rendered request: nothing lost, nothing re-encoded."""
+    tokenizer = load.tokenizer(load.resolve("tiny"))
+    for path in (tiny_run / "calls").glob("*.calls"):
+        tree, log = rebuild(path), read_calls(path)
+        sampled = {tree.calls[row]: row for row in tree.versions}
+        for call in log.calls:
+            row = sampled[call.call]
+            conditioning = np.concatenate([tree.path_ids(call.parent), call.suffix])
+            assert np.array_equal(tree.path_ids(row), np.concatenate([conditioning, call.output]))
+            text = tokenizer.apply_chat_template(call.request["messages"], tokenize=False, add_generation_prompt=True)
+            assert tokenizer.decode(conditioning.tolist()) == text
+
+
+def test_recomputed_logprobs_agree(tiny_run: Path) -> None:
+    """With the trainer's own forward, under the weights that the journal names, in fp32."""
+    folders = {0: load.resolve("tiny")}
+    for mark in (tiny_run / "checkpoints").glob("*/run.json"):
+        folders[json.loads(mark.read_text())["version"]] = mark.parent
+    trainers = {version: TorchTrainer(load.causal_lm(folder), optimizer=False) for version, folder in folders.items()}
+    checked = 0
+    for path in (tiny_run / "calls").glob("*.calls"):
+        tree = rebuild(path)
+        for row, runs in tree.versions.items():
+            ids = tree.path_ids(row)
+            start = 0
+            for end, version in runs:
+                offset = len(ids) - len(tree.ids(row))
+                again = trainers[version].logprobs(ids, (len(ids),), tree.temperatures[row])
+                assert np.abs(again[offset + start : offset + end] - tree.logprobs(row)[start:end]).max() < 1e-3
+                checked += end - start
+                start = end
+    assert checked > 100
+
+
+def test_the_checkpoint_opens_with_from_pretrained(tiny_run: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tiny_run / "checkpoints" / "step-000002"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+    before = load.causal_lm(load.resolve("tiny"))
+    moved = sum(float((a - b).abs().sum()) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+    assert moved > 0
