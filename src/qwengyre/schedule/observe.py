@@ -1,7 +1,6 @@
 """Fold an event into the state. Late and repeated events (answered, settled, of an old incarnation) change nothing."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from qwengyre.schedule import events as ev
@@ -77,7 +76,7 @@ def _weighed(turn: Turn, event: ev.Weighed) -> None:
     if not turn.answer(f"weigh {event.group}"):
         return
     state = turn.state
-    group = replace(state.groups[event.group], stage=Stage.READY, micro_steps=event.micro_steps, order=state.next_order)
+    group = state.groups[event.group].but(stage=Stage.READY, micro_steps=event.micro_steps, order=state.next_order)
     turn.put(
         groups=state.groups.set(event.group, group),
         ready=(*state.ready, event.group),
