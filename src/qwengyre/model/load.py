@@ -20,7 +20,7 @@ from qwengyre.errors import ConfigError, MachineError, nearest
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 DEFAULT = "smollm2-135m-instruct"
 TINY = "tiny"
@@ -54,7 +54,7 @@ def default_cache() -> Path:
     return Path(os.environ.get("QWENGYRE_CACHE") or Path.home() / ".cache" / "qwengyre").expanduser()
 
 
-def causal_lm(folder: Path, dtype: "torch.dtype | None" = None) -> "torch.nn.Module":
+def causal_lm(folder: Path, dtype: "torch.dtype | None" = None) -> "PreTrainedModel":
     """The model of a HF folder in `dtype` (None: fp32), on the CPU, in eval mode (no dropout), tied weights tied."""
     _require()
     import torch

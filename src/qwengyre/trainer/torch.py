@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,9 +19,13 @@ from qwengyre.trainer.batch import Batch, batches
 from qwengyre.trainer.loss import LOSSES, entropy, mismatch, target_logprobs
 from qwengyre.types import Floats, Ids, MicroStep
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 STATE = "trainer_state.pt"
 BETAS = (0.9, 0.95)
 """AdamW's decay rates; the second is lower than usual because a run has few, noisy steps."""
+SUMS = ("tokens", "targets", "loss", "mismatch_kl", "clipped", "entropy")
 _COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -43,7 +47,7 @@ class TorchTrainer:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: "PreTrainedModel",
         *,
         loss: str = "cispo",
         weight_decay: float = 0.0,
@@ -72,7 +76,7 @@ class TorchTrainer:
 
     def accumulate(self, micro_step: MicroStep) -> dict[str, float]:
         """Add the gradient of `micro_step`; returns the sums that `trainer.base` names. Without weights: no work."""
-        sums = dict.fromkeys(("tokens", "targets", "loss", "mismatch_kl", "clipped", "entropy"), 0.0)
+        sums: dict[str, float] = dict.fromkeys(SUMS, 0.0)
         sums["tokens"] = float(micro_step.tokens)
         ids = torch.from_numpy(micro_step.ids.astype(np.int64))
         weights = torch.tensor(micro_step.weights)
@@ -122,7 +126,9 @@ class TorchTrainer:
         if norm == 0:
             self._model.zero_grad(set_to_none=True)
             return {"grad_norm": 0.0, "stepped": 0.0}
-        torch._foreach_mul_(gradients, scale * min(1.0, self._clip_norm / norm))
+        factor = scale * min(1.0, self._clip_norm / norm)
+        for gradient in gradients:
+            gradient.mul_(factor)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
@@ -140,9 +146,9 @@ class TorchTrainer:
         """Write a HF folder and `trainer_state.pt` (optimizer, RNG) into the existing `folder`. Changes nothing."""
         with _no_bars():
             self._model.save_pretrained(folder)
-        for name in _COPIED if self._source else ():
-            if (self._source / name).is_file():
-                shutil.copyfile(self._source / name, folder / name)
+        for file in (self._source / name for name in _COPIED) if self._source else ():
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
         state = {
             "format": 1,
             "optimizer": self._optimizer.state_dict() if self._optimizer else None,
@@ -177,7 +183,9 @@ class TorchTrainer:
 
     def _logits(self, batch: Batch) -> Tensor:
         """Logits, N x V, at `batch.rows_N` only."""
-        with _only(self._model.get_output_embeddings(), batch.rows_N):
+        head = self._model.get_output_embeddings()
+        assert head is not None, "a causal model has output embeddings"
+        with _only(head, batch.rows_N):
             return self._model(input_ids=batch.ids_BL, use_cache=False).logits
 
 

@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+
+from qwengyre.trajectory.pack import Recipe, Weighted, pack, weigh, weighted
+from qwengyre.trajectory.tree import ROOT, Tree
+from qwengyre.types import ExecutionId, Kind, ModelCall, Segment, Settlement, Stretch, Trajectory, Verdict
+
+RECIPE = Recipe(seed=0, jmax=5, microstep_tokens=64, max_sequence=256)
+
+
+def call(number: int, parent: int, prompt: int, output: int, first: int = 0) -> ModelCall:
+    ids = np.arange(first, first + prompt + output, dtype=np.int32)
+    return ModelCall(
+        call=number,
+        thread="t",
+        parent=parent,
+        suffix=ids[:prompt],
+        segments=(Segment(Kind.CONTEXT, prompt),),
+        output=ids[prompt:],
+        logprobs=np.full(output, -2, np.float32),
+        stretches=(Stretch(0, output, 0, "cell0.1", "stop"),),
+        finish="stop",
+        temperature=0.8,
+    )
+
+
+def line(*sizes: tuple[int, int]) -> Tree:
+    tree, leaf = Tree(), ROOT
+    for number, (prompt, output) in enumerate(sizes):
+        leaf = tree.add_call(call(number, leaf, prompt, output))[-1]
+    return tree
+
+
+def branches(num: int, tokens: int) -> Tree:
+    """`tokens` sampled tokens in `num` branches from one context."""
+    tree = Tree()
+    root = tree.add(ROOT, Kind.CONTEXT, np.arange(4, dtype=np.int32), call=0, thread="t")
+    cuts = np.linspace(0, tokens, num + 1).astype(int)
+    for number, size in enumerate(np.diff(cuts)):
+        tree.add_call(call(number, root, 1, int(size)))
+    return tree
+
+
+def scored(*scores: float) -> dict[int, Settlement]:
+    return {member: Settlement(Verdict.SCORED, score=score) for member, score in enumerate(scores)}
+
+
+def flat(length: int, temperature: float = 0.8) -> Weighted:
+    weights = np.zeros(length, np.float32)
+    weights[-1] = 1
+    return Weighted(np.full(length, length, np.int32), weights, -weights, temperature)
+
+
+def test_the_story_of_a_group():
+    trees = {0: line((3, 2), (1, 2)), 1: line((3, 5)), 2: line((3, 4)), 3: line((3, 9))}
+    members = scored(0, 1, 0.5) | {3: Settlement(Verdict.DROPPED, reason="crashed")}
+    (micro_step,) = weigh(7, trees, members, RECIPE)
+    assert (micro_step.name, micro_step.group, micro_step.temperature) == ("g7.0", 7, 0.8)
+    assert micro_step.lengths == (8, 8)  # members 2 (A = 0) and 3 (dropped) add no rows
+    assert micro_step.ids.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, *range(8)]
+    half, tenth = -0.5 / 4, 0.5 / 5
+    assert micro_step.weights.tolist() == pytest.approx(
+        [0, 0, 0, half, half, 0, half, half, 0, 0, 0, *[tenth] * 5], rel=1e-6
+    )
+    assert micro_step.logprobs.tolist() == [0, 0, 0, -2, -2, 0, -2, -2, 0, 0, 0, -2, -2, -2, -2, -2]
+    assert micro_step.ids.dtype == np.int32
+    assert micro_step.weights.dtype == micro_step.logprobs.dtype == np.float32
+
+
+@pytest.mark.parametrize("num", [1, 2, 5])
+def test_branches_leave_an_executions_weight_alone(num):
+    micro_steps = weigh(0, {0: branches(num, 60), 1: branches(1, 10)}, scored(1, 0), RECIPE)
+    weights = np.concatenate([m.weights for m in micro_steps])
+    assert weights[weights > 0].sum() == pytest.approx(0.5, rel=1e-6)
+    assert np.count_nonzero(weights > 0) == 60
+
+
+def test_a_capped_execution_keeps_its_weight():
+    micro_steps = weigh(0, {0: branches(9, 90), 1: branches(1, 10)}, scored(1, 0), RECIPE)
+    weights = np.concatenate([m.weights for m in micro_steps])
+    assert np.count_nonzero(weights > 0) == 50  # 5 of 9 branches of 10
+    assert weights[weights > 0].sum() == pytest.approx(0.5, rel=1e-6)
+
+
+def test_equal_scores_and_missing_trees_make_no_rows():
+    assert weigh(0, {0: line((3, 2)), 1: line((3, 2))}, scored(0.5, 0.5), RECIPE) == []
+    (micro_step,) = weigh(0, {0: line((3, 2))}, scored(1, 0), RECIPE)  # member 1 never called the model
+    assert micro_step.weights.sum() == pytest.approx(0.5)
+    assert weigh(0, {0: Tree()}, scored(1, 0), RECIPE) == []
+
+
+def test_a_tail_without_targets_is_not_carried():
+    selected = np.array([False, True, True, False, False])
+    path = Trajectory(
+        ExecutionId(0, 0), 0, "main", np.arange(5, dtype=np.int32), np.full(5, -1, np.float32), selected, 1.0
+    )
+    assert weighted(path, 0.25).weights.tolist() == [0, 0.25, 0.25]
+    assert weighted(path, 0.25).logprobs.tolist() == [0, -1, -1]
+
+
+def test_micro_steps_are_bounded_and_hold_like_lengths():
+    micro_steps = pack(2, [flat(n) for n in (10, 40, 30, 100, 20, 10)], 64, 256)
+    assert [m.lengths for m in micro_steps] == [(100,), (40, 20), (30, 10, 10)]
+    assert [m.name for m in micro_steps] == ["g2.0", "g2.1", "g2.2"]
+    assert all(sum(m.lengths) == len(m.ids) == len(m.weights) == len(m.logprobs) for m in micro_steps)
+
+
+def test_a_micro_step_has_one_temperature():
+    micro_steps = pack(0, [flat(10), flat(10, 1.0), flat(10)], 64, 256)
+    assert [(m.temperature, m.lengths) for m in micro_steps] == [(0.8, (10, 10)), (1.0, (10,))]
+
+
+def test_a_sequence_that_cannot_be_trained_is_an_error():
+    with pytest.raises(ValueError, match="group 4: a trajectory of 257 tokens, at most 256"):
+        pack(4, [flat(257)], 64, 256)
+    assert [m.lengths for m in pack(4, [flat(256)], 64, 256)] == [(256,)]
+
+
+def test_weighing_twice_gives_the_same_bytes():
+    trees = {0: branches(9, 90), 1: branches(7, 50)}
+    for a, b in zip(weigh(0, trees, scored(1, 0), RECIPE), weigh(0, trees, scored(1, 0), RECIPE), strict=True):
+        assert (a.name, a.lengths, a.ids.tobytes(), a.weights.tobytes()) == (
+            b.name,
+            b.lengths,
+            b.ids.tobytes(),
+            b.weights.tobytes(),
+        )
