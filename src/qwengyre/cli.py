@@ -8,13 +8,16 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from qwengyre.config import Config, load
 from qwengyre.errors import ConfigError, QwenGyreError
+
+if TYPE_CHECKING:
+    from qwengyre.cluster.folder import RunFolder
 
 app = typer.Typer(
     help="Online RL of LLM agents inside unmodified harnesses.",
@@ -95,7 +98,7 @@ def _dry_run(config: Config, folder: Path) -> None:
     )
 
 
-def _train(config: Config, folder: "RunFolder", resume: bool) -> None:  # noqa: F821
+def _train(config: Config, folder: "RunFolder", resume: bool) -> None:
     import tempfile
 
     from qwengyre.cluster.prepare import prepare

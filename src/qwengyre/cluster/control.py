@@ -13,9 +13,9 @@ from typing import Any
 
 from qwengyre.cluster.checkpoints import Checkpoint, newest, prune
 from qwengyre.cluster.groups import Groups
-from qwengyre.cluster.journal import Journal, replay
-from qwengyre.cluster.record import SCHEMA_VERSION, StepRecord
+from qwengyre.cluster.journal import Journal, read, replay
 from qwengyre.cluster.prepare import tasks_of
+from qwengyre.cluster.record import SCHEMA_VERSION, StepRecord
 from qwengyre.cluster.world import Cluster, Hands, run_clock
 from qwengyre.config import Config
 from qwengyre.loop import run
@@ -78,7 +78,7 @@ class Control:
         """The whole run. Returns the content of `summary.json`. Raises RunError, JournalError."""
         spec, config = self._spec, self._spec.config
         path = spec.run_dir / "journal.jsonl"
-        recovered = replay(path) if spec.resume else None
+        recovered = self._recover(path) if spec.resume and path.exists() else None
         self._state = recovered or start(plan_of(config))
         self._journal = Journal(path, plan_of(config))
         clock = run_clock(recovered.at if recovered else 0.0)
@@ -167,6 +167,12 @@ class Control:
         return self._tasks[index]
 
     # --- beginning and recovery ------------------------------------------------------------------------------------
+
+    def _recover(self, path: Path) -> State:
+        """What the journal says, folded again."""
+        for entry in read(path):
+            self._fold(entry.event, entry.actions)
+        return replay(path)
 
     async def _begin(self, world: Cluster, recovered: State | None) -> Sequence[Action]:
         """Start the cells and feed the first events; after a crash first say what was lost and roll back."""

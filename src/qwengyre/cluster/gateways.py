@@ -40,7 +40,7 @@ class GatewayProcess:
         from qwengyre.model.load import tokenizer
 
         spec, self._control = self._spec, control
-        self._gateway = Gateway(
+        self._gateway = gateway = Gateway(
             folder=spec.run_dir / "calls",
             socket=spec.socket,
             port=spec.port,
@@ -52,7 +52,7 @@ class GatewayProcess:
             on_engine_lost=self._engine_lost,
             seed=spec.seed,
         )
-        return {"url": await self._gateway.start(), "socket": str(spec.socket), "pid": os.getpid()}
+        return {"url": await gateway.start(), "socket": str(spec.socket), "pid": os.getpid()}
 
     async def open(self, execution: str, token: str) -> None:
         """From now on `token` is this execution."""
