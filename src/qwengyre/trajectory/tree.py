@@ -141,6 +141,10 @@ class Tree:
         rows = self.path(row)
         return np.concatenate([self.logprobs(r) for r in rows]) if rows else np.empty(0, np.float32)
 
+    def has_child(self, row: int) -> bool:
+        """Whether any row hangs below `row`."""
+        return row in self._has_child
+
     def leaves(self) -> Iterator[int]:
         """Rows without children, in order of creation."""
         return (r for r in range(len(self)) if r not in self._has_child)

@@ -1,0 +1,224 @@
+"""The gateway: identity and routes. One request: token -> session -> dialect -> call -> held answer."""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from qwengyre.errors import MachineError
+from qwengyre.gateway.calls import Sealed
+from qwengyre.gateway.canon import Refusal
+from qwengyre.gateway.dialects.base import Dialect
+from qwengyre.gateway.dialects.chat import Chat
+from qwengyre.gateway.forward import Engines
+from qwengyre.gateway.hold import Held
+from qwengyre.gateway.journal import CallLog, Writer, read_calls
+from qwengyre.gateway.render import Renderer
+from qwengyre.gateway.routing import Home, Switch, Tasks
+from qwengyre.gateway.serve import Server
+from qwengyre.gateway.session import Session, Shared, totals
+from qwengyre.types import Routes, Sampling
+
+_LOG = logging.getLogger(__name__)
+DIALECTS: tuple[Dialect, ...] = (Chat(),)
+EngineLost = Callable[[int, int, str], Awaitable[None]]
+
+
+class Gateway:
+    """The HTTP door of the harnesses, in the event loop that starts it."""
+
+    def __init__(  # noqa: PLR0913 - the one place that is wired by hand
+        self,
+        *,
+        folder: Path,
+        socket: Path | None,
+        port: int,
+        renderer: Renderer,
+        sampling: Sampling,
+        window: int,
+        model: str,
+        body_limit_mb: int = 64,
+        on_engine_lost: EngineLost | None = None,
+        seed: int = 0,
+        keepalive_s: float = 15.0,
+    ) -> None:
+        """`folder` holds the journals, `<execution>.calls`; `window` is the most tokens of prompt and answer together.
+
+        `on_engine_lost(cell, incarnation, reason)` hears of an engine that gave no usable answer, once for each epoch
+        of routes; its calls wait for newer routes, so it must answer with some (the same places under a new epoch if
+        the engine lives).
+        """
+        self._folder, self._model, self._interval = folder, model, keepalive_s
+        self._body_limit = body_limit_mb * 2**20
+        self._on_engine_lost = on_engine_lost
+        self._reported: set[tuple[int, int, int]] = set()
+        self._make_shared = lambda: Shared(
+            renderer, sampling, window, seed, Engines(), self._switch, Writer(), Tasks(), self._engine_lost
+        )
+        self._switch = Switch()
+        self._shared: Shared | None = None
+        self._sessions: dict[str, Session] = {}
+        self._sealed: dict[str, tuple[Sealed, float]] = {}
+        self._tokens: dict[bytes, tuple[bytes, str]] = {}
+        self._pepper = secrets.token_bytes(16)
+        self._lock = asyncio.Lock()
+        self._server = Server(self._application(), port, socket)
+
+    async def start(self) -> str:
+        """Serve on loopback and on the unix socket; returns the HTTP URL. Raises MachineError (a port in use)."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MachineError(f"the folder {self._folder} cannot be created: {error.strerror}") from None
+        self._shared = self._make_shared()
+        try:
+            return await self._server.start()
+        except MachineError:
+            await self._shared.engines.close()
+            raise
+
+    async def open(self, execution: str, token: str) -> None:
+        """From now on `token` is this execution. Idempotent; a journal that exists is replayed and continued.
+
+        Raises JournalError on a damaged journal.
+        """
+        async with self._lock:
+            if execution not in self._sessions and execution not in self._sealed:
+                await self._load(execution)
+            digest = self._digest(token)
+            self._tokens[digest] = (digest, execution)
+
+    async def route(self, routes: Routes) -> int:
+        """Replace the routes unless these are older; returns the epoch in force, which acknowledges it."""
+        return self._switch.replace(routes)
+
+    async def seal(self, execution: str) -> Sealed:
+        """No new calls (409), live ones are ended, the journal is closed and durable. Idempotent."""
+        async with self._lock:
+            if execution not in self._sealed and execution not in self._sessions:
+                await self._load(execution)
+            if execution in self._sealed:
+                return self._sealed[execution][0]
+            session = self._sessions[execution]
+            sealed = await session.seal()
+            self._sealed[execution] = (sealed, session.queued.seconds)
+            del self._sessions[execution]
+            return sealed
+
+    async def queued_s(self, execution: str) -> float:
+        """Seconds of wall time in which the execution had calls and none of them ran: not its harness's time."""
+        session = self._sessions.get(execution)
+        return session.queued.seconds if session else self._sealed.get(execution, (None, 0.0))[1]
+
+    async def live(self) -> list[dict[str, Any]]:
+        """Calls in flight: execution, call, state, since (Unix seconds), cell, tokens so far."""
+        return [call for session in self._sessions.values() for call in session.live()]
+
+    async def stop(self) -> None:
+        """Cut connections, end calls, flush journals (which stay open for the next gateway). Idempotent."""
+        await self._server.stop()
+        if self._shared is None:
+            return
+        for session in self._sessions.values():
+            await session.stop()
+        self._sessions.clear()
+        await self._shared.tasks.close()
+        await self._shared.engines.close()
+        self._shared = None
+
+    async def _load(self, execution: str) -> None:
+        assert self._shared is not None, "start first"
+        path = self._folder / f"{execution}.calls"
+        log = await asyncio.to_thread(read_calls, path) if path.exists() else CallLog((), frozenset(), False, {}, 0)
+        if log.sealed:
+            self._sealed[execution] = (totals(log), 0.0)
+        else:
+            self._sessions[execution] = Session(execution, path, log, self._shared)
+
+    async def _engine_lost(self, home: Home, reason: str) -> None:
+        report = (home.cell, home.incarnation, home.epoch)
+        if report in self._reported:
+            return
+        self._reported.add(report)
+        _LOG.warning("cell %d.%d gave no answer: %s", home.cell, home.incarnation, reason)
+        if self._on_engine_lost is not None:
+            await self._on_engine_lost(home.cell, home.incarnation, reason)
+
+    def _application(self) -> Starlette:
+        routes: list[Route] = []
+        for top in ("/x/{token}", ""):
+            routes += (Route(top + d.path, self._call(d), methods=["POST"]) for d in DIALECTS)
+            routes += (Route(f"{top}/v1/models", self._models), Route(f"{top}/v1/models/{{model:path}}", self._models))
+        routes += [Route("/health", self._health), Route("/{rest:path}", self._unknown, methods=_METHODS)]
+        return Starlette(routes=routes)
+
+    def _call(self, dialect: Dialect) -> Callable[[HttpRequest], Awaitable[Any]]:
+        async def call(request: HttpRequest) -> Any:
+            try:
+                session = self._session(request, dialect)
+                asked = dialect.decode(await self._body(request))
+                made = await session.begin(asked, dialect.head(self._model))
+            except Refusal as refusal:
+                return _json(dialect.error(refusal), refusal.status)
+            return Held(session, made, dialect, asked, self._interval)
+
+        return call
+
+    def _session(self, request: HttpRequest, dialect: Dialect) -> Session:
+        """The execution of the token in the path, else of the API key. Raises Refusal; never a new session."""
+        token = request.path_params.get("token") or dialect.key(request.headers)
+        digest = self._digest(token)
+        known, execution = self._tokens.get(digest, (b"", ""))
+        if not hmac.compare_digest(digest, known):
+            raise Refusal("unauthorized", "this token is not known: use the base URL or API key that you were given")
+        session = self._sessions.get(execution)
+        if session is None:
+            raise Refusal("sealed", "this execution has ended; its token takes no more calls")
+        return session
+
+    def _digest(self, token: str) -> bytes:
+        """What tokens are looked up by: keyed, so that the time of a look-up says nothing about a token."""
+        return hashlib.blake2b(token.encode(), key=self._pepper, digest_size=32).digest()
+
+    async def _body(self, request: HttpRequest) -> bytes:
+        limit, parts, size = self._body_limit, list[bytes](), 0
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise Refusal("too_large", f"the body is longer than gateway.body_limit_mb={limit // 2**20}")
+            parts.append(part)
+        return b"".join(parts)
+
+    async def _models(self, request: HttpRequest) -> Response:
+        dialect = DIALECTS[0]
+        try:
+            self._session(request, dialect)
+        except Refusal as refusal:
+            return _json(dialect.error(refusal), refusal.status)
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "qwengyre"}
+        return _json(model if "model" in request.path_params else {"object": "list", "data": [model]}, 200)
+
+    async def _health(self, request: HttpRequest) -> Response:
+        return _json({"status": "ok"}, 200)
+
+    async def _unknown(self, request: HttpRequest) -> Response:
+        known = ", ".join(d.path for d in DIALECTS)
+        refusal = Refusal("not_found", f"{request.method} here is not served; known: {known}, /v1/models")
+        return _json(DIALECTS[0].error(refusal), refusal.status)
+
+
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+
+
+def _json(value: Any, status: int) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")

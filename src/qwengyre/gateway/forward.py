@@ -1,0 +1,101 @@
+"""One attempt of a call at one engine, in the HTTP shape of `engine/base.py`. Ids go out as a numpy array.
+
+Every outcome is a `Part`, never an exception: an engine that is closed, dead or confused ends an attempt, not a call.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+
+from qwengyre.types import Floats, Ids, Stretch
+
+
+@dataclass(frozen=True)
+class Part:
+    """What an attempt gave. `finish`: stop, length, abort (with all tokens made so far), or without tokens: closed
+    (409), lost (no usable answer), too_long, invalid; `reason` is one line. Stretches count from this part's start."""
+
+    finish: str
+    output: Ids
+    logprobs: Floats
+    stretches: tuple[Stretch, ...] = ()
+    reason: str = ""
+
+
+def nothing(finish: str, reason: str) -> Part:
+    """A part without tokens."""
+    return Part(finish, np.empty(0, np.int32), np.empty(0, np.float32), (), reason)
+
+
+class Engines:
+    """The HTTP client of all engines. A connection serves one call: a reused one that the engine has just closed
+    would look like a dead engine."""
+
+    def __init__(self) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        timeout = httpx.Timeout(None, connect=10.0)
+        self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+
+    async def generate(self, url: str, request: dict[str, Any]) -> Part:
+        """POST the call and wait for its end. Cancelling this aborts the call at the engine."""
+        body = orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)
+        try:
+            answer = await self._post(f"{url}/inference/v1/generate", body)
+        except httpx.HTTPError as error:
+            return nothing("lost", f"{type(error).__name__}: {error}")
+        if answer.status_code == 409:
+            return nothing("closed", "the engine is closed")
+        if answer.status_code == 400:
+            return _rejected(answer)
+        if answer.status_code != 200:
+            return nothing("lost", f"HTTP {answer.status_code}: {answer.text[:200]}")
+        try:
+            return _part(orjson.loads(answer.content))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            return nothing("lost", f"an answer that is not in the engine's shape: {error!r}")
+
+    async def abort(self, url: str, request_id: str) -> None:
+        """End a call with its partial output, which its own `generate` returns. A dead engine has nothing to end."""
+        try:
+            await self._post(f"{url}/abort_requests", orjson.dumps({"request_ids": [request_id]}))
+        except httpx.HTTPError:
+            return
+
+    async def close(self) -> None:
+        """Close the client."""
+        await self._client.aclose()
+
+    async def _post(self, url: str, body: bytes) -> httpx.Response:
+        return await self._client.post(url, content=body, headers={"content-type": "application/json"})
+
+
+def _rejected(answer: httpx.Response) -> Part:
+    try:
+        error = orjson.loads(answer.content)["error"]
+        kind, message = error["type"], str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        kind, message = "invalid", answer.text[:200]
+    return nothing("too_long" if kind == "too_long" else "invalid", message)
+
+
+def _part(answer: dict[str, Any]) -> Part:
+    choice = answer["choices"][0]
+    output = np.array(choice["token_ids"], np.int32)
+    content = (choice.get("logprobs") or {}).get("content") or []
+    logprobs = np.array([token["logprob"] for token in content], np.float32)
+    finish, engine = choice["finish_reason"], str(answer["engine"])
+    if finish not in ("stop", "length", "abort"):
+        raise ValueError(f"finish_reason {finish!r}")
+    if len(output) != len(logprobs) or output.ndim != 1:
+        raise ValueError(f"{len(output)} token ids, {len(logprobs)} log-probs")
+    spans = [(int(s["start"]), int(s["end"]), int(s["version"])) for s in choice["weight_versions"]]
+    spans = [s for s in spans if s[0] < s[1]]
+    edges = [0, *(end for _, end, _ in spans)]
+    if [s[0] for s in spans] != edges[:-1] or edges[-1] != len(output):
+        raise ValueError(f"weight_versions {spans} do not cover {len(output)} tokens")
+    last = len(spans) - 1
+    stretches = tuple(Stretch(s, e, v, engine, finish if i == last else "version") for i, (s, e, v) in enumerate(spans))
+    return Part(finish, output, logprobs, stretches)
