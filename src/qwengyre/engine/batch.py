@@ -96,6 +96,7 @@ class Batch:
         self.counts["calls"] += 1
         self._waiting.append(Running(call, answer, stops, rng, ids, prompt))
 
+    @torch.inference_mode()
     def abort(self, request_ids: Sequence[str] | None) -> int:
         """End calls (None: all) with what they have; returns how many."""
         wanted = None if request_ids is None else set(request_ids)
@@ -105,6 +106,7 @@ class Batch:
             self._finish(running, "abort", None)
         return len(ended)
 
+    @torch.inference_mode()
     def reload(self, version: int) -> None:
         """The weights have changed: forget all keys and values; live calls prefill prompt and output again."""
         self.version = version

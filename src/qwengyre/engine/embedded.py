@@ -144,11 +144,9 @@ class EmbeddedEngine:
         """From the next token on, generate with the new weights and stamp `version`.
 
         `weights`: None (the shared parameters were updated in place), name -> tensor (copied in place between two
-        passes), or a function to be run between two passes, which updates the parameters in place. Raises EngineError
-        while asleep, or when a name or shape is unknown (nothing is changed then).
+        passes), or a function to be run between two passes, which updates the parameters in place. Works asleep too:
+        parameters are never unloaded. Raises EngineError when a name or shape is unknown (nothing is changed then).
         """
-        if self._status == "asleep":
-            raise EngineError(f"engine {self._name} is asleep: wake it before loading version {version}")
 
         def apply(batch: Batch) -> None:
             if callable(weights):
