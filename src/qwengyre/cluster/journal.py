@@ -1,4 +1,4 @@
-"""The run's journal, `journal.jsonl`, append-only: a header line with the plan, then one line an event with its actions.
+"""The run's journal, `journal.jsonl`: append-only. A header line with the plan, then a line an event with its actions.
 
     {"journal": "qwengyre", "schema_version": 1, "plan": {...}}
     {"event": {"type": "started", "at": 0.0}, "actions": [{"type": "dispatch", "id": "dispatch-0", ...}, ...]}

@@ -46,11 +46,16 @@ class Rehome(Action):
 
 @dataclass(frozen=True)
 class Move(Action):
-    """Bring `cell` into `role` (ROLLOUT or TRAINING). Answer: Moved, or CellLost at the deadline."""
+    """Bring `cell` into `role` (ROLLOUT or TRAINING). Answer: Moved, or CellLost at the deadline.
+
+    It is meant for one `incarnation` (-1: none was reported yet, any): a world whose cell restarted since refuses it
+    in silence, for the CellLost that follows withdraws it.
+    """
 
     type: ClassVar[str] = "move"
     cell: int
     role: Role
+    incarnation: int
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def join_waiting(turn: Turn) -> None:
 def _move(turn: Turn, cell: int, role: Role) -> None:
     to = Role.TO_TRAINING if role is Role.TRAINING else Role.TO_ROLLOUT
     turn.put_cell(cell, role=to, waits=False)
-    turn.ask(Move, f"move {cell}", cell=cell, role=role)
+    turn.ask(Move, f"move {cell}", cell=cell, role=role, incarnation=turn.state.cells[cell].incarnation)
 
 
 def _next_cells(state: State) -> list[int]:
