@@ -1,0 +1,1 @@
+"""Scripts that run inside a box with the standard library alone. Mounted there, never imported."""

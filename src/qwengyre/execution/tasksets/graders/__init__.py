@@ -1,0 +1,1 @@
+"""Graders of the generated tasks: scripts that are copied into their tests/ folders, never imported."""
