@@ -6,6 +6,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from transformers import GraniteConfig, GraniteForCausalLM
 
 from qwengyre.engine.calls import Call, EngineClosedError, RefusedCallError
 from qwengyre.engine.embedded import EmbeddedEngine
@@ -193,9 +194,12 @@ async def test_a_failure_in_the_torch_thread_answers_every_call(engine, one_mode
         await engine.load(5)
 
 
-async def test_a_model_that_is_not_reproduced_fails_the_start(one_model):
-    one_model.model.layers[0].self_attn.scaling = float("nan")
-    engine = EmbeddedEngine(one_model, name="e", eos_ids=[], window=64)
+async def test_a_model_that_is_not_reproduced_fails_the_start():
+    config = GraniteConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    config.logits_scaling = 2.0
+    engine = EmbeddedEngine(GraniteForCausalLM(config), name="e", eos_ids=[], window=64)
     with pytest.raises(EngineError, match="does not reproduce"):
         await engine.start()
     await engine.stop()

@@ -181,9 +181,12 @@ async def test_stop_frees_the_port_and_a_taken_port_is_an_error():
         listener.bind(("127.0.0.1", port))
 
 
-async def test_signal_handlers_stay_the_callers(client):
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+async def test_signal_handlers_stay_the_callers():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    server = EngineServer(build_app(Echo(), "echo"))
+    await server.start()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    await server.stop()
 
 
 def test_it_serves_in_a_loop_of_another_thread():

@@ -18,6 +18,7 @@ from qwengyre.engine.calls import Call, Completion, EngineClosedError, RefusedCa
 from qwengyre.errors import EngineError
 
 _STOP_GRACE_S = 5
+_LARGEST_ID = 2**31 - 1
 
 
 def build_app(engine: TokenEngine, name: str) -> Starlette:
@@ -69,6 +70,8 @@ def read_call(body: bytes) -> Call:
         ids = np.asarray(fields["token_ids"])
         if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
             raise ValueError("token_ids must be a non-empty list of integers")
+        if ids.min() < 0 or ids.max() > _LARGEST_ID:
+            raise ValueError(f"token_ids must lie in [0, {_LARGEST_ID}]")
         seed = sampling.get("seed")
         return Call(
             request_id=str(fields["request_id"]),
