@@ -39,7 +39,7 @@ def resolve(name: str, *, cache: Path | None = None, progress: Callable[[str], N
     if name in BUILT:
         return _built(name, cache or default_cache(), progress)
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError(f"model.name={name} is a folder without config.json; give a HF model folder")
         return folder.resolve()
@@ -143,6 +143,9 @@ def _built(name: str, cache: Path, progress: Callable[[str], None]) -> Path:
 
 
 def _build(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Under the folder's lock: anything that a killed builder left is nobody's."""
+    for left in folder.parent.glob(f".{folder.name}-*"):
+        shutil.rmtree(left, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         with _quiet():
