@@ -17,7 +17,7 @@ def lend(turn: Turn) -> None:
     executions fit into the cells that stay. With `policy.complete`: iff the burst's data are complete.
     """
     state = turn.state
-    if state.phase is not Phase.OPEN or state.in_transit or not _core_is_live(state):
+    if state.phase is not Phase.OPEN or _under_way(state) or not _core_is_live(state):
         return
     leaving = _next_cells(state)
     if not leaving or not _may_leave(state, leaving):
@@ -67,6 +67,13 @@ def _move(turn: Turn, cell: int, role: Role) -> None:
     turn.ask(Move, f"move {cell}", cell=cell, role=role, incarnation=turn.state.cells[cell].incarnation)
 
 
+def _under_way(state: State) -> bool:
+    """Another transfer; in lockstep the others that go to train are the same one."""
+    if state.plan.policy.lockstep:
+        return any(cell.role is Role.TO_ROLLOUT for cell in state.cells)
+    return bool(state.in_transit)
+
+
 def _next_cells(state: State) -> list[int]:
     """Who is next: the first live cells that do not train. A waiting cell may go straight to training."""
     order = [i for i in range(state.plan.cells) if state.cells[i].role is Role.ROLLOUT or state.cells[i].waits]
@@ -91,7 +98,7 @@ def _may_leave(state: State, leaving: list[int]) -> bool:
 
 def _has_work(state: State) -> bool:
     """Data of this burst that nobody has claimed; or a full step that only a core in training can close."""
-    return state.pending > 0 or (state.room == 0 and state.expected > 0 and not state.training)
+    return state.pending > 0 or (state.room == 0 and state.expected > 0 and 0 not in state.training)
 
 
 def _core_is_live(state: State) -> bool:

@@ -1,0 +1,349 @@
+"""Random plans, durations, losses, crashes and noise: the rules hold after every event, and every run ends."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qwengyre.schedule import actions as act
+from qwengyre.schedule import events as ev
+from qwengyre.schedule.codec import decode_action, decode_event, encode
+from qwengyre.schedule.state import NOWHERE, Life, Phase, Plan, Stage, State
+from qwengyre.schedule.step import asked, open_executions, start, step
+from qwengyre.schedule.waiting import waiting
+from qwengyre.sim.workload import Workload
+from qwengyre.sim.world import SimCell, SimLedger, SimWorld
+from qwengyre.types import Ending, Role, Verdict
+
+MOST_EVENTS = 20_000
+FOR_EVER = 1e9
+QUICK = settings(
+    max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that makes one run. `str` of it reproduces a failure."""
+
+    plan: Plan
+    work: Workload
+    seed: int
+    lag: int = 0
+    losses: int = 0
+    crashes: int = 0
+    noise: float = 0.0
+    capacities: bool = False
+
+
+class World(SimWorld):
+    """A simulated world with a limit on losses, which can also die with its driver."""
+
+    def __init__(self, case: Case) -> None:
+        self.losses = case.losses
+        super().__init__(case.plan, case.work, np.random.default_rng(case.seed), case.lag)
+
+    def lose(self, cell: int) -> None:
+        if self.losses:
+            self.losses -= 1
+            super().lose(cell)
+
+    def crash(self, state: State) -> list[ev.Event]:
+        """Driver, cells and boxes are gone. What a new driver tells the scheduler, the losses of executions first."""
+        running, unsettled = open_executions(state)
+        losses: list[ev.Event] = [ev.Ended(self.now, e, Ending.LOST) for e in running]
+        losses += [ev.Settled(self.now, e, Verdict.DROPPED, 0.0) for e in (*running, *unsettled)]
+        for execution in running:
+            self._work.pop(execution, None)
+        self._heap.clear()
+        self._events.clear()
+        self._cells = [SimCell(incarnation=cell.incarnation + 1) for cell in self._cells]
+        self._ledger = SimLedger()
+        self._era += 1
+        self._newest_version = state.next_version
+        back = ev.RolledBack(self.now, self._checkpoint, self._newest_version)
+        ready = [ev.CellReady(self.now, i, cell.incarnation, self._plan.capacity) for i, cell in enumerate(self._cells)]
+        for cell in range(self._plan.num_cells):
+            self._plan_loss(cell)
+        order = [back, *losses] if self._failures.random() < 0.5 else [*losses, back]
+        return [*order, *ready]
+
+
+@dataclass
+class Watch:
+    """Checks every transition against the rules, and keeps the journal."""
+
+    case: Case
+    state: State
+    entries: list[tuple[ev.Event, tuple[act.Action, ...]]] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+    inside: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    def step(self, event: ev.Event) -> tuple[act.Action, ...]:
+        before = self.state
+        self.state, actions = step(before, event)
+        self.entries.append((event, actions))
+        self.check_actions(before, event, actions)
+        self.check_state(before, event)
+        return actions
+
+    def check_actions(self, before: State, event: ev.Event, actions: tuple[act.Action, ...]) -> None:
+        ids = {action.id for action in actions}
+        assert len(ids) == len(actions)
+        assert not ids & self.ids, "an id is unique in a run"
+        self.ids |= ids
+        if isinstance(event, ev.RolledBack):
+            assert event.version > before.version
+            self.inside = {group: at for group, at in self.inside.items() if at < event.step}
+        for action in actions:
+            match action:
+                case act.Dispatch():
+                    assert isinstance(event, ev.Started | ev.Published | ev.RolledBack), "only at a boundary"
+                case act.Place(cell=cell):
+                    assert cell in self.state.rollout or self.state.training, "placed, then perhaps lent"
+                case act.Move(role=Role.TRAINING):
+                    self.check_lent(action)
+                case act.Admit(group=group, step=at):
+                    self.check_admitted(group, at)
+                case act.CloseStep(step=at):
+                    self.check_closed(at)
+                case act.Publish(version=version):
+                    assert not self.state.in_transit
+                    assert version == self.state.next_version - 1 > self.state.version
+                    assert before.next_version == version
+                case act.Void(group=group):
+                    assert self.state.plan.group_size - self.state.groups[group].dropped < 2
+                case _:
+                    pass
+
+    def check_lent(self, move: act.Move) -> None:
+        state, policy = self.state, self.state.plan.policy
+        arriving = [i for i in state.in_transit if state.cells[i].role is Role.TO_TRAINING]
+        assert policy.lockstep or arriving == [move.cell], "transfers are serial"
+        assert not any(cell.role is Role.TO_ROLLOUT for cell in state.cells), "a transfer is under way"
+        assert not state.core_lost
+        if move.cell < policy.least:
+            return
+        assert state.pending or state.room == 0, "data that nobody has claimed"
+        if not policy.complete:
+            assert not state.queued
+            assert not state.homeless
+            assert not state.cells[move.cell].homes
+            assert state.waterlevel <= state.rollout_capacity  # without the lent cell: w <= C_R - C_e
+
+    def check_admitted(self, group: int, at: int) -> None:
+        assert group not in self.inside, "a group enters one step"
+        self.inside[group] = at
+        assert at == self.state.step
+        assert 0 <= at - self.state.groups[group].born <= self.state.plan.max_staleness
+
+    def check_closed(self, at: int) -> None:
+        state = self.state
+        groups = [group for group in state.groups.values() if group.step == at]
+        assert len(groups) == state.admitted
+        assert state.counted == sum(group.micro_steps for group in groups)
+        released = [g for g in state.groups.values() if g.stage not in (Stage.VOID, Stage.ADMITTED) and g.born <= at]
+        assert len(groups) == state.plan.groups_per_step or not released, "only void groups make a step smaller"
+
+    def check_state(self, before: State, event: ev.Event) -> None:
+        state = self.state
+        live = [i for i in range(state.plan.cells) if state.cells[i].role is not Role.LOST]
+        assert list(state.training) == live[: len(state.training)], "training cells are a prefix of the live cells"
+        assert len(state.training) <= state.plan.most_training
+        if not isinstance(event, ev.Started | ev.Published | ev.RolledBack):
+            assert state.waterlevel <= before.waterlevel, "w never rises inside a burst"
+        if state.next_group > before.next_group:
+            assert state.outstanding <= state.plan.depth, "dispatch never passes Qb"
+            left = (state.plan.steps - state.step) * state.plan.groups_per_step
+            assert state.outstanding <= left, "nor what the run still takes"
+        assert state.version >= before.version
+        assert state.next_version >= before.next_version
+        self.check_homes()
+
+    def check_homes(self) -> None:
+        state = self.state
+        homes = {e: x.home for e, x in state.executions.items() if x.life is not Life.ENDED}
+        assert {e for e, home in homes.items() if home == NOWHERE} == set(state.homeless)
+        for i, cell in enumerate(state.cells):
+            assert {e for e, home in homes.items() if home == i} == set(cell.homes)
+            if not self.case.capacities:
+                assert len(cell.homes) <= cell.capacity
+        assert len(homes) + state.queued == state.waterlevel
+        live = [g for g in state.groups.values() if g.stage not in (Stage.VOID, Stage.ADMITTED)]
+        assert Counter(g.born for g in live) == Counter(dict(state.cohorts.items()))
+        if (state.queued or state.homeless) and state.phase is not Phase.DONE:
+            assert all(state.cells[i].free <= 0 for i in state.rollout), "nobody waits while there is a place"
+
+
+def stale(event: ev.Event, state: State) -> bool:
+    """May `event`, seen before, come again without meaning anything?"""
+    match event:
+        case ev.Started() | ev.Placed() | ev.Ended() | ev.Settled() | ev.Weighed():
+            return True
+        case ev.StepClosed(step=at) | ev.Backlog(step=at):
+            return at < state.step
+        case ev.Published(version=version):
+            return version < state.next_version - 1
+        case ev.CellReady() | ev.CellLost():
+            return event.incarnation < state.cells[event.cell].incarnation
+        case _:
+            return False
+
+
+async def play(case: Case) -> Watch:
+    """A whole run, with stale events, new capacities and crashes of the driver at random moments."""
+    world, watch = World(case), Watch(case, start(case.plan))
+    rng = np.random.default_rng(case.seed + 1)
+    crashes = sorted(rng.integers(5, 200, size=case.crashes).tolist())
+    while not watch.state.done:
+        assert len(watch.entries) < MOST_EVENTS, waiting(watch.state)
+        event = await world.next_event()
+        world.begin(watch.step(event))
+        if rng.random() < case.noise:
+            noise(watch, rng)
+        if case.capacities and rng.random() < 0.05:
+            cell, capacity = int(rng.integers(case.plan.num_cells)), int(rng.integers(1, case.plan.capacity + 1))
+            world.begin(watch.step(ev.Capacity(world.now, cell, capacity)))
+        if crashes and len(watch.entries) > crashes[0] and not watch.state.done:
+            del crashes[0]
+            resume(watch, world)
+        assert watch.state.done or waiting(watch.state)
+    return watch
+
+
+def noise(watch: Watch, rng: np.random.Generator) -> None:
+    """An old event comes again: nothing changes."""
+    event = watch.entries[int(rng.integers(len(watch.entries)))][0]
+    if stale(event, watch.state):
+        state, actions = step(watch.state, event)
+        assert actions == ()
+        assert state == watch.state
+
+
+def resume(watch: Watch, world: World) -> None:
+    """The driver dies and resumes: the journal gives the state, what was asked is begun again."""
+    assert replayed(watch) == watch.state
+    for event in world.crash(watch.state):
+        actions = watch.step(event)
+        world.begin([action for action in actions if isinstance(action, act.Dispatch)])
+    world.begin(asked(watch.state))
+
+
+def replayed(watch: Watch) -> State:
+    """The journal as it would be written and read, folded again."""
+    state = start(watch.case.plan)
+    for event, actions in watch.entries:
+        state, again = step(state, decode_event(encode(event)))
+        assert again == tuple(decode_action(encode(action)) for action in actions)
+    return state
+
+
+def check_end(watch: Watch) -> None:
+    state = watch.state
+    assert state.step == state.plan.steps
+    assert state.waterlevel == 0
+    assert open_executions(state) == ((), ())
+    assert {entry.action.type for entry in state.asked.values()} <= {"move"}
+    for index, group in state.groups.items():
+        assert group.stage in (Stage.ADMITTED, Stage.VOID), f"group {index} was neither trained nor void"
+        assert (index in watch.inside) == (group.stage is Stage.ADMITTED)
+    assert replayed(watch) == state
+    if not watch.case.crashes and not state.plan.phi:
+        check_sizes(watch)
+
+
+def check_sizes(watch: Watch) -> None:
+    """Without look-ahead every step has B groups, less the void ones of its burst."""
+    state = watch.state
+    sizes = Counter(group.step for group in state.groups.values() if group.stage is Stage.ADMITTED)
+    for first in range(0, state.plan.steps, state.plan.mu):
+        steps = range(first, min(first + state.plan.mu, state.plan.steps))
+        void = sum(1 for g in state.groups.values() if g.stage is Stage.VOID and g.born == first)
+        assert sum(sizes[s] for s in steps) == len(steps) * state.plan.groups_per_step - void
+
+
+def rarely(*values: float) -> st.SearchStrategy[float]:
+    return st.sampled_from(values)
+
+
+WORK = st.builds(
+    Workload,
+    execution_s=st.sampled_from([20.0, 100.0]),
+    spread=rarely(0.1, 1.5),
+    timeout_s=rarely(1000.0, 60.0),
+    settle_s=rarely(0.0, 10.0, 300.0),
+    weigh_s=rarely(0.0, 5.0),
+    micro_steps=rarely(1.0, 4.0),
+    micro_step_s=rarely(0.0, 3.0, 60.0),
+    optimizer_s=rarely(0.0, 20.0),
+    publish_s=rarely(0.0, 20.0),
+    to_training_s=rarely(8.0, 0.0, 400.0),
+    to_rollout_s=rarely(3.0, 0.0, 400.0),
+    dropped=rarely(0.0, 0.2, 0.7),
+    weightless=rarely(0.0, 0.3, 1.0),
+    failed_moves=rarely(0.0, 0.2),
+    cell_life_s=rarely(0.0, 60.0, 600.0),
+    restart_s=rarely(0.0, 30.0, 500.0),
+)
+
+
+@st.composite
+def plans(draw: st.DrawFn, kinds: tuple[str, ...] = ("elastic", "async", "colocate")) -> Plan:
+    kind = draw(st.sampled_from(kinds))
+    standalone, cells = draw(st.integers(0, 2)), draw(st.integers(1, 4))
+    if kind == "async" and cells == 1:
+        standalone = max(1, standalone)
+    training = 1 if cells == 1 else draw(st.integers(1, cells - 1))
+    letters = {"groups_per_step": (1, 3), "group_size": (2, 3), "steps": (1, 5), "capacity": (1, 5)}
+    letters |= {"mu": (1, 2), "phi": (0, 2), "slack": (0, 2)}
+    drawn = {name: draw(st.integers(*bounds)) for name, bounds in letters.items()}
+    return Plan.for_policy(kind, training=training, cells=cells, standalone=standalone, **drawn)
+
+
+CASES = st.builds(
+    Case,
+    plan=plans(),
+    work=WORK,
+    seed=st.integers(0, 2**16),
+    lag=st.sampled_from([0, 0, 1, 5]),
+    losses=st.integers(0, 6),
+    crashes=st.integers(0, 2),
+    noise=rarely(0.0, 0.3),
+    capacities=st.booleans(),
+)
+
+
+@QUICK
+@given(CASES)
+def test_rules_hold_and_every_run_ends(case: Case) -> None:
+    check_end(asyncio.run(play(case)))
+
+
+@QUICK
+@given(
+    plans(kinds=("elastic",)),
+    WORK,
+    st.integers(0, 2**16),
+    st.integers(1, 4),
+)
+def test_elastic_ends_without_its_satellites(plan: Plan, work: Workload, seed: int, losses: int) -> None:
+    """All cells but the core may die for good."""
+
+    class CoreLives(World):
+        def lose(self, cell: int) -> None:
+            if cell:
+                super().lose(cell)
+
+    async def play_alone() -> State:
+        settled = Workload(**(vars(work) | {"cell_life_s": 60.0, "restart_s": FOR_EVER, "failed_moves": 0.0}))
+        case = Case(plan, settled, seed, losses=losses)
+        world, watch = CoreLives(case), Watch(case, start(plan))
+        while not watch.state.done:
+            world.begin(watch.step(await world.next_event()))
+        return watch.state
+
+    assert asyncio.run(play_alone()).at < FOR_EVER, "the run waited for a cell that never came back"
