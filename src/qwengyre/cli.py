@@ -101,6 +101,7 @@ def _dry_run(config: Config, folder: Path) -> None:
 def _train(config: Config, folder: "RunFolder", resume: bool) -> None:
     import tempfile
 
+    from qwengyre.cluster import token
     from qwengyre.cluster.prepare import prepare
     from qwengyre.observe.progress import view
 
@@ -109,6 +110,7 @@ def _train(config: Config, folder: "RunFolder", resume: bool) -> None:
         prepared = prepare(config, Path(scratch), lambda line: out.print(line, soft_wrap=True))
     out.print(f"sandbox {config.sandbox.kind}: {prepared.enforcement}", soft_wrap=True)
     folder.claim(config, resume=resume)
+    token.protect(config.cluster.address)
     from qwengyre.cluster import ray
 
     shown = view(out)

@@ -4,6 +4,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from qwengyre.config import Config
 from qwengyre.errors import ConfigError, MachineError
@@ -36,7 +37,7 @@ def prepare(config: Config, scratch: Path, progress: Callable[[str], None]) -> P
     if config.cells.count + config.cells.standalone > 1:
         raise ConfigError("cells.count and cells.standalone: this version runs one elastic cell; set 1 and 0")
     _check_port(config.gateway.port)
-    harnesses.build(**config.harness.model_dump())
+    harnesses.build(**harness_of(config))
     sandboxes.check_images(config.sandbox.images)
     enforcement = sandboxes.build(config.sandbox.kind, run_id="check", scratch=scratch).check()
     tasks = tasks_of(config, scratch)
@@ -62,6 +63,11 @@ def tasks_of(config: Config, folder: Path) -> TaskSet:
         folder=folder,
         limits=limits_of(config),
     )
+
+
+def harness_of(config: Config) -> dict[str, Any]:
+    """The keys of `[harness]` that make a harness; the rest are limits."""
+    return config.harness.model_dump(exclude={"timeout_s", "overall_timeout_s"})
 
 
 def limits_of(config: Config) -> Limits:

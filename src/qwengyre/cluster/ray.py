@@ -6,7 +6,6 @@ Ray's own processes die with it, and the reaper (`reaper.py`) ends and removes w
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from qwengyre.cluster.cell import Cell, CellSpec
 from qwengyre.cluster.control import Control, ControlSpec, run_id
 from qwengyre.cluster.folder import RunFolder
 from qwengyre.cluster.gateways import GatewayProcess, GatewaySpec
-from qwengyre.cluster.prepare import Prepared
+from qwengyre.cluster.prepare import Prepared, harness_of
 from qwengyre.cluster.world import Hands
 from qwengyre.config import Config
 from qwengyre.errors import MachineError, QwenGyreError, RunError
@@ -145,7 +144,7 @@ class Driver:
             scratch=self.scratch,
             socket=self._socket,
             model=config.model.name,
-            harness=config.harness.model_dump(),
+            harness=harness_of(config),
             sandbox=config.sandbox.kind,
             images=config.sandbox.images,
             retries=config.scoring.retries,
@@ -189,15 +188,15 @@ def train(
 
 
 def init(address: str, namespace: str, scratch: Path) -> None:
-    """Start a local Ray of our own (never attach to one that happens to run), or join a cluster by address."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    """Start a local Ray of our own (never attach to one that happens to run), or join a cluster by address.
+
+    `token.protect` must have run before this module was imported.
+    """
     common: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "configure_logging": False}
     try:
         if address != "local":
             ray.init(address=address, **common)
             return
-        os.environ["RAY_AUTH_MODE"] = "token"  # Ray listens on all interfaces
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         ray.init(
             address="local",
             num_cpus=0,
