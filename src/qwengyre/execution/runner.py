@@ -67,27 +67,18 @@ class Runner:
         queued so far, and the time is extended by them. `limits.overall_s` is wall time.
         """
         place = self._place(execution, query)
-        root = self._root(query)
-        await asyncio.to_thread(place.prepare)
-        if not root:
-            reason = f"image '{query.image}' is not in [sandbox.images]"
-            return await self._ended(place, Ending.NOTHING_TO_ASSESS, reason)
-        spec = BoxSpec(
-            name=execution,
-            root=root,
-            workdir=query.workdir,
-            workspace=place.workspace,
-            limits=query.limits,
-            read_only=self._harness.mounts,
-            writable={HOME: str(place.home)},
-            env=query.env,
-            socket=socket,
-        )
-        async with self._open(execution, spec) as box:
-            door = Door(f"{box.url}/x/{token}/v1", token, self._model, box.path(query.workdir))
-            launch = self._harness.launch(query, door)
-            await asyncio.to_thread(place.write_home, launch.files)
-            ending, reason, end = await _harness(box, launch, query.limits, queued_s, place.log)
+        try:
+            await asyncio.to_thread(place.prepare)
+            if not self._root(query):
+                reason = f"image '{query.image}' is not in [sandbox.images]"
+                return await self._ended(place, Ending.NOTHING_TO_ASSESS, reason)
+            async with self._open(execution, self._spec(execution, query, place, socket)) as box:
+                door = Door(f"{box.url}/x/{token}/v1", token, self._model, box.path(query.workdir))
+                launch = self._harness.launch(query, door)
+                await asyncio.to_thread(place.write_home, launch.files)
+                ending, reason, end = await _harness(box, launch, query.limits, queued_s, place.log)
+        except OSError as error:  # a full disk, a control group that cannot be made: this execution's end only
+            return await self._ended(place, Ending.LOST, f"no sandbox: {error}")
         return await self._ended(place, ending, reason, end)
 
     async def freeze(self, execution: str, query: Query) -> str:
@@ -98,7 +89,10 @@ class Runner:
         return await asyncio.to_thread(self._place(execution, query).freeze)
 
     async def settle(self, execution: str, query: Query, ending: Ending) -> Settlement:
-        """Grade the frozen work (frozen now if it is not), with retries. Can be repeated: it starts over."""
+        """Grade the frozen work (frozen now if it is not), with retries. Can be repeated: it starts over.
+
+        Raises RunError when `stop` came first: it is to be settled later.
+        """
         place = self._place(execution, query)
         notes = await asyncio.to_thread(place.read, "ending.json")
         settled = without_grading(ending, notes.get("reason", ""))
@@ -114,7 +108,11 @@ class Runner:
             async with self._turn:
                 return await self._grade(execution, query, number, work)
 
-        return await score(attempt, work=work, retries=self._retries)
+        settlement = await score(attempt, work=work, retries=self._retries)
+        if settlement.verdict is Verdict.DROPPED and self._stopping:
+            raise RunError(f"{execution}: its box was stopped before it was settled")
+        killed = settlement.verdict is Verdict.DROPPED and execution in self._killed
+        return Settlement(Verdict.DROPPED, reason="killed", work=work) if killed else settlement
 
     async def kill(self, execution: str) -> None:
         """End whatever of it lives. Its `run` returns LOST; its `settle` drops it. Idempotent."""
@@ -150,11 +148,27 @@ class Runner:
                 )
                 async with self._open(execution, spec) as box:
                     grade = await self._verifier.grade(query, box, copy.logs)
+        except OSError as error:
+            grade = Grade(None, f"no sandbox: {error}")
         finally:
             await asyncio.to_thread(copy.clear)
         notes = {"work": work, "seconds": round(time.time() - started, 3), **asdict(grade)}
         await asyncio.to_thread(place.write, f"verifier/{number}/grade.json", notes)
         return grade
+
+    def _spec(self, execution: str, query: Query, place: Workplace, socket: Path) -> BoxSpec:
+        """The box of the harness: its own tools, a home, the way to the gateway."""
+        return BoxSpec(
+            name=execution,
+            root=self._root(query),
+            workdir=query.workdir,
+            workspace=place.workspace,
+            limits=query.limits,
+            read_only=self._harness.mounts,
+            writable={HOME: str(place.home)},
+            env=query.env,
+            socket=socket,
+        )
 
     @contextlib.asynccontextmanager
     async def _open(self, execution: str, spec: BoxSpec) -> AsyncIterator[Box]:
@@ -219,7 +233,7 @@ def _classify(end: Exit, ending: Ending, limits: Limits) -> tuple[Ending, str, E
     if end.failed:
         return Ending.LOST, end.failed, end
     if end.over_disk:
-        return Ending.HARNESS_CRASH, f"wrote more than {limits.disk_mb} MB", end
+        return Ending.HARNESS_CRASH, f"wrote more than {limits.disk_mb} MB, or too many or too deep files", end
     if end.code == 0:
         return Ending.FINISHED, "", end
     memory = f", killed for memory above {limits.memory_mb} MB" if end.out_of_memory else ""

@@ -138,8 +138,8 @@ class BwrapBox:
                 cause = await supervise(child, timeout_s=timeout_s, disk=disk, stopped=self._stopped)
             finally:
                 child.kill()
-            await asyncio.wait({child.over})
-            await asyncio.to_thread(self._group.kill)
+                await asyncio.wait({child.over})
+                await asyncio.to_thread(self._group.kill)
             return self._exit(cause, os.read(status_in, 1 << 16), self._group.memory_kills() > kills, log)
         finally:
             os.close(status_in)

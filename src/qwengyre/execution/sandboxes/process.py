@@ -111,7 +111,7 @@ class ProcessBox:
                 cause = await supervise(child, timeout_s=timeout_s, disk=disk, stopped=self._stopped)
             finally:
                 await asyncio.to_thread(self._kill, child.pid)
-            await asyncio.wait({child.over})
+                await asyncio.wait({child.over})
             code = child.over.result()
             memory = self._group.memory_kills() > kills
             ended = code if code >= 0 else 128 - code

@@ -19,10 +19,10 @@ def read(folder: Path) -> tuple[float, dict[str, Any]]:
 
     reward.json is a number, or a flat object with `reward`, or with `passed` and `total`.
     """
-    text = _text(folder / "reward.json")
+    text = _text(folder, "reward.json")
     if text is not None:
         return _json(text)
-    text = _text(folder / "reward.txt")
+    text = _text(folder, "reward.txt")
     if text is None:
         raise NoReward("the verifier wrote neither reward.json nor reward.txt")
     try:
@@ -59,20 +59,24 @@ def _number(value: Any) -> bool:
     return abs(value) < 1 << 53 if isinstance(value, int) else math.isfinite(value)
 
 
-def _text(path: Path) -> str | None:
+def _text(folder: Path, name: str) -> str | None:
     """A short regular file's text, never through a link; None when there is no file. Raises NoReward."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=top)
+        finally:
+            os.close(top)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise NoReward(f"{path.name} cannot be read: {error.strerror}") from None
-    with open(fd, "rb") as file:
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MOST[path.name]:
-            raise NoReward(f"{path.name} is not a regular file of at most {_MOST[path.name]} bytes")
-        data = file.read(_MOST[path.name])
+        raise NoReward(f"{name} cannot be read: {error.strerror}") from None
     try:
-        return data.decode().strip()
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MOST[name]:
+            raise NoReward(f"{name} is not a regular file of at most {_MOST[name]} bytes")
+        return os.read(fd, _MOST[name]).decode().strip()
     except UnicodeDecodeError:
-        raise NoReward(f"{path.name} is not UTF-8 text") from None
+        raise NoReward(f"{name} is not UTF-8 text") from None
+    finally:
+        os.close(fd)

@@ -53,4 +53,5 @@ def main() -> None:
     part.replace(OUT / "reward.json")
 
 
-main()
+if __name__ == "__main__":
+    main()
