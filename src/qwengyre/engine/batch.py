@@ -7,7 +7,7 @@ prompt never stalls the others for more than a chunk. A call whose last known to
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -328,16 +328,27 @@ class Batch:
     def _plan_spans(self, start: int) -> tuple[tuple[PrefillSpan, ...], list[tuple[Running, int]]]:
         spans: list[PrefillSpan] = []
         taken: list[tuple[Running, int]] = []
-        left = _CHUNK
-        queue = sorted((r for r in self._active if r.strip is not None), key=lambda r: r.size - r.computed)
-        for ahead, running in enumerate(queue):
-            share = max(1, left // (len(queue) - ahead))  # what short prompts leave goes to long ones
-            count = min(share, running.size - running.computed, left)
-            if count == 0:
-                break
+        for running, count in self._prefill_shares():
             assert running.strip is not None
             mask = prefill_mask(count, running.computed, self._shape.groups, self._shape.device)
             spans.append(PrefillSpan(running.strip, start, count, running.computed, mask))
             taken.append((running, count))
-            start, left = start + count, left - count
+            start += count
         return tuple(spans), taken
+
+    def _prefill_shares(self) -> Iterator[tuple[Running, int]]:
+        """Who prefills how much: half a chunk is the oldest call's, the rest goes to the shortest first."""
+        queue = [running for running in self._active if running.strip is not None]
+        if not queue:
+            return
+        oldest, left = queue[0], _CHUNK
+        granted = dict.fromkeys(queue, 0)
+        for running, most in [(oldest, _CHUNK // 2), *((r, _CHUNK) for r in sorted(queue, key=_remaining))]:
+            share = min(left, most, _remaining(running) - granted[running])
+            granted[running] += share
+            left -= share
+        yield from ((running, share) for running, share in granted.items() if share)
+
+
+def _remaining(running: Running) -> int:
+    return running.size - running.computed

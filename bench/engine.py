@@ -1,0 +1,178 @@
+"""Tokens per CPU-second of the embedded engine beside transformers' `generate` and its continuous batching.
+
+    python bench/engine.py [--model tiny|default|both] [--batch 1 8 32 64] [--tokens 24] [--repeats 2] [--json]
+
+One torch thread; CPU-seconds are process time, which resists other load; prefill is included; every contender samples
+at temperature 1 the same number of tokens after the same prompts (32 to 96 random ids). Ours also returns log-probs.
+The contenders take turns in one process and the best of `--repeats` turns counts: read the ratios, not the speeds.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+import transformers
+from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from qwengyre.engine.calls import Call
+from qwengyre.engine.embedded import EmbeddedEngine
+
+Prompts = list[list[int]]
+Contender = Callable[[Any, Prompts, int], float]
+_WINDOW = 512
+
+
+def tiny() -> Any:
+    """4 layers, hidden 128, 263 tokens: Qwen3's shape at 0.8 M parameters, random weights."""
+    config = Qwen3Config(
+        vocab_size=263,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=384,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+def default() -> Any:
+    """SmolLM2-135M's shape with random weights: speed does not depend on their values."""
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        intermediate_size=1536,
+        tie_word_embeddings=True,
+        max_position_embeddings=8192,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+MODELS: dict[str, Callable[[], Any]] = {"tiny": tiny, "default": default}
+
+
+def ours(model: Any, prompts: Prompts, tokens: int) -> float:
+    """CPU-seconds of the embedded engine; starting it is not counted."""
+
+    async def run() -> float:
+        engine = EmbeddedEngine(model, name="bench", eos_ids=[], window=_WINDOW, max_batch=len(prompts))
+        await engine.start()
+        await engine.open()
+        calls = [Call(str(i), np.asarray(ids, np.int32), tokens) for i, ids in enumerate(prompts)]
+        started = time.process_time()
+        done = await asyncio.gather(*(engine.generate(call) for call in calls))
+        spent = time.process_time() - started
+        assert sum(len(completion.token_ids) for completion in done) == len(prompts) * tokens
+        await engine.stop()
+        return spent
+
+    return asyncio.run(run())
+
+
+def generate(model: Any, prompts: Prompts, tokens: int) -> float:
+    """CPU-seconds of `generate` over one left-padded batch."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": True, "pad_token_id": 0, "top_k": 0}
+    started = time.process_time()
+    out = model.generate(ids, attention_mask=mask, eos_token_id=None, **(options | {"min_new_tokens": None}))
+    spent = time.process_time() - started
+    assert out.shape[1] == longest + tokens
+    return spent
+
+
+def continuous(model: Any, prompts: Prompts, tokens: int) -> float:
+    """CPU-seconds of transformers' continuous batching, its manager warm and kept."""
+    generation = GenerationConfig(max_new_tokens=tokens, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0)
+    shape = ContinuousBatchingConfig(num_blocks=512, max_batch_tokens=512)
+    manager = model.init_continuous_batching(generation_config=generation, continuous_batching_config=shape)
+    manager.start()
+    try:
+        _exchange(manager, prompts[:1], 2)
+        started = time.process_time()
+        made = _exchange(manager, prompts, tokens)
+        spent = time.process_time() - started
+    finally:
+        manager.stop(block=True)
+    assert made == len(prompts) * tokens
+    return spent
+
+
+def _exchange(manager: Any, prompts: Prompts, tokens: int) -> int:
+    for prompt in prompts:
+        manager.add_request(list(prompt), max_new_tokens=tokens)
+    made = 0
+    for _ in prompts:
+        result = None
+        while result is None:
+            result = manager.get_result(timeout=1)
+        made += len(result.generated_tokens)
+    return made
+
+
+CONTENDERS: dict[str, Contender] = {"ours": ours, "generate": generate, "continuous batching": continuous}
+
+
+def measure(model: Any, batch: int, tokens: int, repeats: int) -> dict[str, float]:
+    """Best tokens per CPU-second of each contender."""
+    rng = np.random.default_rng(batch)
+    vocabulary = model.config.vocab_size
+    prompts: Prompts = [rng.integers(3, vocabulary, int(rng.integers(32, 97))).tolist() for _ in range(batch)]
+    spent = {name: float("inf") for name in CONTENDERS}
+    for _ in range(repeats):
+        for name, contender in CONTENDERS.items():
+            spent[name] = min(spent[name], contender(model, prompts, tokens))
+    return {name: batch * tokens / seconds for name, seconds in spent.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=[*MODELS, "both"], default="both")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    rows: list[dict[str, Any]] = []
+    for name in MODELS if arguments.model == "both" else [arguments.model]:
+        model = MODELS[name]()
+        measure(model, 1, 2, 1)
+        for batch in arguments.batch:
+            speeds = measure(model, batch, arguments.tokens, arguments.repeats)
+            best = max(speed for contender, speed in speeds.items() if contender != "ours")
+            rows.append({"model": name, "batch": batch, **speeds, "ratio": speeds["ours"] / best})
+            if not arguments.json:
+                _print_row(rows[-1], header=len(rows) == 1)
+    if arguments.json:
+        print(json.dumps(rows))
+
+
+def _print_row(row: dict[str, Any], header: bool) -> None:
+    if header:
+        print("tokens per CPU-second, one torch thread; ratio = ours / the better of the other two")
+        print(f"{'model':>8} {'batch':>5} {'ours':>9} {'generate':>9} {'cont. b.':>9} {'ratio':>6}", flush=True)
+    speeds = " ".join(f"{row[name]:9.1f}" for name in CONTENDERS)
+    print(f"{row['model']:>8} {row['batch']:>5} {speeds} {row['ratio']:6.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
