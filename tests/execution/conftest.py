@@ -36,11 +36,14 @@ class Script:
     paths: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
 
-    def answer(self, path: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, path: str, key: str, body: dict[str, Any]) -> dict[str, Any] | int:
+        """The body of the answer, or an HTTP status."""
         self.requests.append(body)
         self.paths.append(path)
         self.keys.append(key)
         content, finish = self.replies[min(len(self.requests), len(self.replies)) - 1]
+        if isinstance(content, int):
+            return content
         message = {"role": "assistant", "content": content} if isinstance(content, str) else content
         return {"choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": {}}
 
@@ -50,16 +53,19 @@ class _UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[Script], Path]]:
-    """Serve a script on a unix socket in a folder of its own; returns the socket's path."""
+def serve(tmp_path: Path) -> Iterator[Callable[[list[tuple[Any, str]]], tuple[Script, Path]]]:
+    """Serve replies on a unix socket in a folder of its own; returns the script that records, and the socket."""
     with contextlib.ExitStack() as stack:
 
-        def start(script: Script) -> Path:
+        def start(replies: list[tuple[Any, str]]) -> tuple[Script, Path]:
+            script = Script(replies)
+
             class Handler(BaseHTTPRequestHandler):
                 def do_POST(self) -> None:
                     body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                    data = json.dumps(script.answer(self.path, self.headers["Authorization"], body)).encode()
-                    self.send_response(200)
+                    answer = script.answer(self.path, self.headers["Authorization"], body)
+                    data = json.dumps(answer).encode()
+                    self.send_response(answer if isinstance(answer, int) else 200)
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()
                     self.wfile.write(data)
@@ -72,10 +78,11 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Script], Path]]:
 
             folder = tmp_path / "gateway"
             folder.mkdir(exist_ok=True)
+            (folder / "gateway.sock").unlink(missing_ok=True)
             server = stack.enter_context(_UnixServer(str(folder / "gateway.sock"), Handler))
             stack.callback(server.shutdown)
             threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-            return folder / "gateway.sock"
+            return script, folder / "gateway.sock"
 
         yield start
 

@@ -59,11 +59,11 @@ def send(request):
                 return response.read()
         except urllib.error.HTTPError as error:
             log("error", f"HTTP {error.code}: {error.read(2000).decode(errors='replace')}")
-            raise
+            raise SystemExit(1) from None
         except OSError as error:
             log("error", f"{type(error).__name__}: {error}")
             if attempt == TRIES - 1:
-                raise
+                raise SystemExit(1) from None
             time.sleep(min(2**attempt * 0.25, 5))
     raise AssertionError("unreachable")
 
