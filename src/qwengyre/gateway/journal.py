@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import numpy as np
@@ -144,8 +144,7 @@ class Journal:
             self.descriptor = -1
 
     def _append(self, record: dict[str, Any]) -> asyncio.Future[None]:
-        payload: bytes = msgpack.packb(record, use_bin_type=True)
-        return self._writer.write(self, _frame(payload))
+        return self._writer.write(self, _frame(cast("bytes", msgpack.packb(record))))
 
 
 def _store(batch: list[tuple[Journal, bytes]]) -> dict[Journal, OSError]:
@@ -190,7 +189,7 @@ def _frames(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
                 raise JournalError(f"{path} is damaged at byte {at}, before whole records; restore it from a copy")
             return
         at += _HEADER.size + len(payload)
-        yield msgpack.unpackb(payload, raw=False, strict_map_key=False), at
+        yield msgpack.unpackb(payload, strict_map_key=False), at
 
 
 def _payload(data: bytes, at: int) -> bytes | None:

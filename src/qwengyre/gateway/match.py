@@ -144,6 +144,8 @@ class Index:
         if len(chains) != len(rows):
             raise JournalError(f"call {call.call} has {len(chains)} chains for {len(rows)} rows")
         self.rows.update(zip(chains, rows, strict=True))
+        if call.finish == "abort":
+            del self.rows[chains[-1]]  # nobody was given this output, so nobody can echo it
         answer = call.response
         if answer["calls"]:
             calls = tuple(ToolCall(**c) for c in answer["calls"])

@@ -89,6 +89,7 @@ class TemplateRenderer:
             name = tokenizer.name_or_path or "this tokenizer"
             raise ConfigError(f"{name} has no chat template: set model.chat_template to a jinja file")
         self._tokenizer, self._backend = tokenizer, tokenizer.backend_tokenizer
+        self._tools: tuple[Tools, list[Any]] = ((), [])  # the last declarations, marked
         added = [t for t in tokenizer.added_tokens_decoder.values() if len(t.content) > 1 and t.content.strip()]
         self._any_token = _pattern([t.content for t in added])
         self._special = _pattern([t.content for t in added if t.special])
@@ -224,7 +225,13 @@ class TemplateRenderer:
         return {"id": call.id, "type": "function", "function": function}
 
     def _declared(self, tools: Tools) -> list[Any] | None:
-        return json.loads(self._marked(json.dumps(list(tools), ensure_ascii=False), "system")) if tools else None
+        if not tools:
+            return None
+        last, declared = self._tools
+        if last != tools:
+            declared = json.loads(self._marked(json.dumps(list(tools), ensure_ascii=False), "system"))
+            self._tools = (tools, declared)
+        return declared
 
     def _marked(self, text: str, role: str) -> str:
         """`text` with a cut after the first character of every added token's text. An assistant's own text keeps its
@@ -243,9 +250,9 @@ class TemplateRenderer:
 
     def _find_stops(self) -> tuple[int, ...]:
         found = self._begins.match(self._close_text)
-        stops = {self._close[0].item()} if found else set()
-        if self._tokenizer.eos_token_id is not None:
-            stops.add(int(self._tokenizer.eos_token_id))
+        stops = {int(self._close[0])} if found else set()
+        if isinstance(end := self._tokenizer.eos_token_id, int):
+            stops.add(end)
         if not stops:
             raise ConfigError(
                 f"{self._tokenizer.name_or_path}: neither its chat template nor its tokenizer ends a turn"

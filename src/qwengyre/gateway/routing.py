@@ -46,6 +46,19 @@ class Switch:
                 return Home(cell, place.url, place.incarnation, routes.epoch)
             await self._changed.wait()
 
+    async def gone(self, home: Home, grace_s: float) -> None:
+        """Returns when the routes know another incarnation of the home's cell, or have not named the cell for
+        `grace_s`: a call there can no longer be expected to end."""
+        while True:
+            place, changed = self._routes.cells.get(home.cell), self._changed
+            if place is not None and place.incarnation != home.incarnation:
+                return
+            try:
+                async with asyncio.timeout(None if place is not None else grace_s):
+                    await changed.wait()
+            except TimeoutError:
+                return
+
 
 class Tasks:
     """Background tasks that nobody awaits: held until they end, their errors logged."""

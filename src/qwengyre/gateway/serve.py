@@ -46,6 +46,7 @@ class Server:
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=1,
             server_header=False,
+            date_header=False,  # uvicorn renews it by polling
         )
         self._server = _Uvicorn(config)
         self._task = asyncio.create_task(self._server.serve(sockets=sockets))
@@ -60,7 +61,7 @@ class Server:
         """Stop listening and cut every connection: what is in flight is not answered. Idempotent."""
         if self._server is None or self._task is None:
             return
-        self._server.should_exit = self._server.force_exit = True
+        self._server.end()
         for connection in list(self._server.server_state.connections):
             transport = getattr(connection, "transport", None)
             if transport is not None:
@@ -72,6 +73,19 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
+    """uvicorn without signal handlers and without polling."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        self.should_exit = self.force_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        await self._ending.wait()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield

@@ -5,7 +5,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from qwengyre.errors import EngineError
 from qwengyre.gateway.calls import Call, Sealed, answer_of, model_call
 from qwengyre.gateway.canon import Head, Refusal, Request, ToolCall
-from qwengyre.gateway.forward import Engines, Part
+from qwengyre.gateway.forward import Engines, Part, nothing
 from qwengyre.gateway.journal import CallLog, Journal, Writer
 from qwengyre.gateway.match import Index, Prompt, fingerprint
 from qwengyre.gateway.render import Renderer
@@ -24,6 +24,9 @@ from qwengyre.trajectory.tree import ROOT, Tree
 from qwengyre.types import Kind, ModelCall, Sampling
 
 _LOG = logging.getLogger(__name__)
+_SEALED = "this execution has ended; its token takes no more calls"
+_GONE_S = 600.0
+"""How long a call may go on at a cell that the routes no longer name (it drains, or nobody can reach it)."""
 _ABORT_S = 10.0
 """How long an engine may take to end an aborted call before its connection is cut."""
 
@@ -40,7 +43,7 @@ class Shared:
     switch: Switch
     writer: Writer
     tasks: Tasks
-    lost: Callable[[Home, str], Awaitable[None]]
+    lost: Callable[[Home, str], Coroutine[Any, Any, None]]
 
 
 class Stopwatch:
@@ -87,6 +90,8 @@ class Session:
 
         Raises Refusal: sealed, invalid (the template refuses the messages), too_long.
         """
+        if self._sealing:
+            raise Refusal("sealed", _SEALED)
         thread = fingerprint(request)
         chains = self._index.chains(thread, request)
         key = _key(thread, chains[-1], request)
@@ -100,7 +105,7 @@ class Session:
         if room < 1:
             raise Refusal("too_long", _too_long(self._shared.window, length), "messages")
         if self._sealing:
-            raise Refusal("sealed", "this execution has ended; its token takes no more calls")
+            raise Refusal("sealed", _SEALED)
         call = Call(self._next, key, request, head, prompt)
         self._next += 1
         call.thread = thread
@@ -166,7 +171,12 @@ class Session:
     def _start(self, call: Call) -> None:
         task = asyncio.create_task(self._run(call))
         self._tasks[call] = task
-        task.add_done_callback(lambda _: self._tasks.pop(call, None))
+        task.add_done_callback(lambda _: self._over(call))
+        self._note()
+
+    def _over(self, call: Call) -> None:
+        del self._tasks[call]
+        call.fail(Refusal("sealed", _SEALED))  # cancelled before its first step: nothing else has told the client
         self._note()
 
     async def _run(self, call: Call) -> None:
@@ -180,7 +190,7 @@ class Session:
         except Refusal as refusal:
             self._ended(call, refusal)
         except asyncio.CancelledError:
-            self._ended(call, Refusal("sealed", "this execution has ended"))
+            self._ended(call, Refusal("sealed", _SEALED))
             raise
         except Exception:
             _LOG.exception("execution %s, call %d failed", self.execution, call.number)
@@ -197,7 +207,7 @@ class Session:
             await call.wanted.wait()
             home = await self._shared.switch.home(self.execution, newer)
             if self._sealing:
-                raise Refusal("sealed", "this execution has ended")
+                raise Refusal("sealed", _SEALED)
             if not call.attached:
                 continue  # the client left while the call was queued
             part = await self._attempt(call, home)
@@ -222,9 +232,14 @@ class Session:
         call.aborting, call.attempt = False, (home.url, request_id)
         call.enter("running", home.cell)
         self._note()
+        work = asyncio.create_task(shared.engines.generate(home.url, body))
+        gone = asyncio.create_task(shared.switch.gone(home, _GONE_S))
         try:
-            return await shared.engines.generate(home.url, body)
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            return work.result() if work.done() else nothing("lost", "the routes have given this place up")
         finally:
+            work.cancel()
+            gone.cancel()
             call.attempt = None
 
     def _interrupted(self, call: Call, home: Home, part: Part, newer: int) -> int:
