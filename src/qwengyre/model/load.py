@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,11 +195,10 @@ def _from_hub(name: str, progress: Callable[[str], None]) -> Path:
 
 
 def _require() -> None:
-    try:
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise MachineError(f"{error.name or 'torch'} is not installed; pip install 'qwengyre[run]'") from None
+    """Looks, without importing: a command that only resolves a name needs no second of torch."""
+    for package in ("torch", "transformers"):
+        if find_spec(package) is None:
+            raise MachineError(f"{package} is not installed; pip install 'qwengyre[run]'")
 
 
 def _line(error: Exception) -> str:

@@ -8,10 +8,10 @@ WINDOW = 4096
 
 def tiny(folder: Path, *, layers: int = 2, hidden: int = 64, seed: int = 0) -> None:
     """Write the model (grouped-query attention, tied embeddings, seeded weights) into the existing empty `folder`."""
+    _write_tokenizer(folder)
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    _write_tokenizer(folder)
     config = Qwen3Config(
         vocab_size=256 + len(SPECIALS),
         hidden_size=hidden,
