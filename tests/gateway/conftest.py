@@ -31,7 +31,7 @@ async def engine(tokenizer: PreTrainedTokenizerFast) -> AsyncIterator[ScriptedEn
 
 @pytest.fixture
 def make_harness(tmp_path: Path, renderer: TemplateRenderer) -> Callable[..., Harness]:
-    return lambda **settings: Harness(tmp_path, renderer, **settings)
+    return lambda sub="", **settings: Harness(tmp_path / sub, renderer, **settings)
 
 
 @pytest.fixture

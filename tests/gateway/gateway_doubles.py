@@ -141,7 +141,7 @@ class Harness:
             "port": 0,
             "renderer": renderer,
             "sampling": Sampling(temperature=0.8, max_tokens=200),
-            "window": 4096,
+            "window": 2**17,
             "model": "tiny",
             "on_engine_lost": self._lost,
         }
