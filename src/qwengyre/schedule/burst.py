@@ -24,7 +24,7 @@ def open_step(turn: Turn) -> None:
 def close_step(turn: Turn) -> None:
     """A full step whose micro-steps are all counted closes; one without micro-steps too (the world skips the rest)."""
     state = turn.state
-    if state.phase is Phase.OPEN and trained(state) and core_can_close(state):
+    if state.phase is Phase.OPEN and state.trained and core_can_close(state):
         turn.put(phase=Phase.CLOSING)
         turn.ask(CloseStep, "close", step=state.step)
 
@@ -35,12 +35,6 @@ def publish(turn: Turn) -> None:
     if state.phase is Phase.ENDING and not state.in_transit and state.cells[0].role is not Role.LOST:
         turn.put(phase=Phase.PUBLISHING, next_version=state.next_version + 1)
         turn.ask(Publish, "publish", version=state.next_version, step=state.step)
-
-
-def trained(state: State) -> bool:
-    """The open step is full, and the ledger counted every micro-step of its groups."""
-    left = state.pending + state.claimed
-    return state.room == 0 and left == 0 and state.counted >= state.expected
 
 
 def core_can_close(state: State) -> bool:

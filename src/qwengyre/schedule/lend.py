@@ -48,7 +48,7 @@ def end_burst(turn: Turn) -> None:
     """At a boundary all lent cells return, but the core stays iff the next batch is ready and the rest has room."""
     for cell in reversed(turn.state.training):
         state = turn.state
-        stays = cell < state.plan.policy.least or (cell == 0 and batch_ready(state) and _rest_covers(state))
+        stays = cell < state.plan.policy.least or (cell == 0 and _core_stays(state))
         if state.cells[cell].role is Role.TRAINING and not stays:
             _move(turn, cell, Role.ROLLOUT)
 
@@ -97,8 +97,8 @@ def _may_leave(state: State, leaving: list[int]) -> bool:
 
 
 def _has_work(state: State) -> bool:
-    """Data of this burst that nobody has claimed; or a full step that only a core in training can close."""
-    return state.pending > 0 or (state.room == 0 and state.expected > 0 and 0 not in state.training)
+    """Data of this burst that nobody has claimed; or a trained step, which only a core in training can close."""
+    return state.pending > 0 or (state.trained and state.expected > 0 and 0 not in state.training)
 
 
 def _core_is_live(state: State) -> bool:
@@ -106,9 +106,9 @@ def _core_is_live(state: State) -> bool:
 
 
 def _short(state: State) -> bool:
-    """w > C_R, with cells on their way back counted. Suspended executions are not short of a place."""
+    """w > C_R, with cells on their way back counted. Suspended executions have a place until there is no data left."""
     if state.plan.policy.complete:
-        return False
+        return not burst_complete(state)
     coming = sum(c.capacity for c in state.cells if c.role is Role.TO_ROLLOUT)
     return state.waterlevel > state.rollout_capacity + coming
 
@@ -124,7 +124,9 @@ def _in_prefix(state: State, cell: int) -> bool:
     return all(c.role in AHEAD for c in state.cells[:cell] if c.role is not Role.LOST)
 
 
-def _rest_covers(state: State) -> bool:
+def _core_stays(state: State) -> bool:
     """w fits into the cells but the core, those on their way back included (what is to be dispatched is in w)."""
+    if state.plan.policy.complete or not batch_ready(state):
+        return False
     rest = sum(c.capacity for c in state.cells[1:] if c.role in (Role.ROLLOUT, Role.TO_ROLLOUT))
     return state.waterlevel <= rest

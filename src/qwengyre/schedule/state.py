@@ -217,6 +217,11 @@ class State(Frozen):
         return min(self.slots, released)
 
     @property
+    def trained(self) -> bool:
+        """The open step is full, and the ledger counted every micro-step of its groups."""
+        return self.room == 0 and self.pending + self.claimed == 0 and self.counted >= self.expected
+
+    @property
     def rollout(self) -> tuple[int, ...]:
         """Cells that take executions: in rollout, and not on their way to train for good."""
         least = self.plan.policy.least
