@@ -12,5 +12,5 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("runs") / "tiny"
     done = qwengyre("train", "examples/tiny.toml", "--run-dir", str(run_dir))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert leftovers() == []
+    assert leftovers(run_dir) == []
     return run_dir

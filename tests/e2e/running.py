@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,28 +27,27 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def marked(run_dir: Path) -> list[str]:
-    """Processes that name this run's folder or that carry its mark, zombies left out."""
+def leftovers(run_dir: Path) -> list[str]:
+    """Whatever of the newest start of a run is still there: processes, cgroups, its temporary folder."""
+    name = json.loads((run_dir / "lock").read_text())["id"]
+    cgroups = [str(p) for p in Path("/sys/fs/cgroup").rglob(f"qwengyre-{name}") if p.is_dir()]
+    folder = Path(tempfile.gettempdir()) / f"qwengyre-{name}"
+    return marked(name) + cgroups + [str(folder)] * folder.exists()
+
+
+def marked(run_id: str) -> list[str]:
+    """Processes that carry a run's mark in their environment, zombies left out."""
     found: list[str] = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            environment = (entry / "environ").read_bytes().decode(errors="replace")
+            ours = f"QWENGYRE_RUN={run_id}".encode() in (entry / "environ").read_bytes().split(b"\0")
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if state != "Z" and int(entry.name) != os.getpid() and "QWENGYRE_RUN=" in environment:
+        if ours and state != "Z":
             found.append(f"{entry.name} {command}")
     return found
-
-
-def leftovers() -> list[str]:
-    """Whatever of any run is still there: processes, cgroups, temporary folders."""
-    import tempfile
-
-    cgroups = [str(p) for p in Path("/sys/fs/cgroup").rglob("qwengyre-*") if p.is_dir()]
-    folders = [str(p) for p in Path(tempfile.gettempdir()).glob("qwengyre-*")]
-    return marked(Path("/")) + cgroups + folders
 
 
 def wait_until(true: Callable[[], bool], timeout_s: float, what: str) -> None:

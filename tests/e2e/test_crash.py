@@ -36,10 +36,10 @@ def test_kill_and_resume(tmp_path: Path, moment: str) -> None:
     wait_until(lambda: journal.exists() and f'"{moment}"' in journal.read_text(), 120, moment)
     time.sleep(random.random())
     kill_group(process)
-    wait_until(lambda: not leftovers(), 60, "processes, cgroups or folders of the run are left")
+    wait_until(lambda: not leftovers(run_dir), 60, "processes, cgroups or folders of the run are left")
     done = qwengyre("train", *CONFIG, "--run-dir", str(run_dir), "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert leftovers() == []
+    assert leftovers(run_dir) == []
     assert [row["step"] for row in lines(run_dir / "metrics.jsonl")] == [0, 1, 2]
     counts = trained(run_dir)
     assert set(counts.values()) <= {1}, counts
@@ -60,4 +60,4 @@ def test_ctrl_c_ends_in_seconds_with_130(tmp_path: Path) -> None:
     wait_until(lambda: journal.exists() and '"placed"' in journal.read_text(), 120, "placed")
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
-    wait_until(lambda: not leftovers(), 60, "something of the run is left")
+    wait_until(lambda: not leftovers(tmp_path / "run"), 60, "something of the run is left")

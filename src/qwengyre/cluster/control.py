@@ -5,7 +5,6 @@ A plain class; `ray.py` makes it an actor with one event loop. `run` is called o
 
 import asyncio
 import json
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,11 +121,13 @@ class Control:
     async def status(self) -> dict[str, Any]:
         """What the progress view and the watchdog read."""
         state, world = self._state, self._world
-        if state is None or world is None:
-            return {"phase": "starting", "done_work": 0, "waiting": ["control waits for the cells to load the model"]}
+        if state is None or world is None or not world.live:
+            return {"phase": "starting", "alive": 0, "waiting": ["control waits for the cells to load the model"]}
+        tokens, calls = await world.pulse()
         return {
             "phase": "done" if state.done else "running",
-            "done_work": world.done_work,
+            "alive": world.done_work + tokens,
+            "calls": calls,
             "at": world.clock(),
             "step": state.finished_steps,
             "steps": state.plan.steps,
@@ -259,8 +260,3 @@ class Control:
     def _completed(self, checkpoint: Checkpoint) -> None:
         checkpoint.complete()
         prune(self._spec.run_dir, self._spec.config.checkpoint.keep)
-
-
-def run_id() -> str:
-    """A fresh name for a run's processes, cgroups and Ray namespace."""
-    return secrets.token_hex(6)

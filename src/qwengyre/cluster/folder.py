@@ -1,7 +1,9 @@
 """A run's folder: claimed by exactly one run, resolved configuration inside, one writer at a time."""
 
 import fcntl
+import json
 import os
+import secrets
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +20,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self.id = secrets.token_hex(6)
+        """Fresh for each claim: names the processes, cgroups and the temporary folder of this start of the run."""
         self._lock: IO[str] | None = None
 
     @property
@@ -40,6 +44,8 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} belongs to a run that is alive: stop it, or give another --run-dir"
             ) from None
+        self._lock.truncate(0)
+        print(json.dumps({"id": self.id, "pid": os.getpid()}), file=self._lock, flush=True)
         if not resume:
             for name in ("calls", "executions", "checkpoints"):
                 (self.path / name).mkdir(exist_ok=True)

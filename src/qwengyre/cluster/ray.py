@@ -22,7 +22,7 @@ from ray import exceptions
 
 from qwengyre.cluster.boxes import Box, BoxSpec
 from qwengyre.cluster.cell import Cell, CellSpec
-from qwengyre.cluster.control import Control, ControlSpec, run_id
+from qwengyre.cluster.control import Control, ControlSpec
 from qwengyre.cluster.folder import RunFolder
 from qwengyre.cluster.gateways import GatewayProcess, GatewaySpec
 from qwengyre.cluster.prepare import Prepared, harness_of
@@ -47,9 +47,13 @@ class Driver:
     prepared: Prepared
     resume: bool
     view: Callable[[dict[str, Any]], None]
-    id: str = field(default_factory=run_id)
     _reaper: subprocess.Popen[bytes] | None = None
     _handles: list[Any] = field(default_factory=list[Any])
+
+    @property
+    def id(self) -> str:
+        """Of this start of the run."""
+        return self.folder.id
 
     @property
     def scratch(self) -> Path:
@@ -95,19 +99,25 @@ class Driver:
 
     def _watch(self, control: Any, result: Any) -> dict[str, Any]:
         """Wait for the end, show progress, and end a run in which nothing happens any more."""
-        seen, since = -1, time.monotonic()
+        alive, since = -1, time.monotonic()
         while True:
             done, _ = ray.wait([result], timeout=POLL_S)
             if done:
                 return _get(result, 10)
             status = _get(control.status.remote(), PING_S)
             self.view(status)
-            if status["done_work"] != seen:
-                seen, since = status["done_work"], time.monotonic()
+            if status["alive"] != alive:
+                alive, since = status["alive"], time.monotonic()
             idle = time.monotonic() - since
-            if idle > self.config.cluster.watchdog_s:
+            if idle > self._patience_s(status):
                 cause = "; ".join(status["waiting"]) or "nothing is waiting"
                 raise RunError(f"nothing happened for {idle:.0f} s: {cause}. Continue with --resume.")
+
+    def _patience_s(self, status: dict[str, Any]) -> float:
+        """How long nothing may happen: a harness that is busy without a model call has its own time-out first."""
+        busy = status["phase"] == "running" and status["placed"] > status["ended"] and not status["calls"]
+        config = self.config
+        return config.cluster.watchdog_s + (config.harness.overall_timeout_s if busy else 0.0)
 
     def _actor(self, cls: type[Any], name: str, spec: object) -> Any:
         remote = ray.remote(cls).options(

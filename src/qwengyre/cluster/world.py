@@ -102,6 +102,12 @@ class Cluster:
             error = RunError(f"cell {cell} does not answer: {reason}. Continue with --resume.")
             self._events.put_nowait(error)
 
+    async def pulse(self) -> tuple[int, int]:
+        """(tokens that the engines have computed so far, model calls in flight): signs of life between two events."""
+        stats = await asyncio.gather(*(self.hands.cells[cell].stats.remote() for cell in self.live))
+        tokens = sum(s["prefill_tokens"] + s["decode_tokens"] for s in stats)
+        return int(tokens), len(await self.hands.gateway.live.remote())
+
     # --- doing -----------------------------------------------------------------------------------------------------
 
     async def _do(self, action: act.Action) -> None:
