@@ -85,7 +85,7 @@ def _reader(hint: Any) -> Read:
         key, item = _reader(args[0]), _reader(args[1])
         return lambda value: Map([(key(k), item(v)) for k, v in value])
     if hint is ExecutionId:
-        return ExecutionId.parse
+        return lambda value: ExecutionId.parse(_exactly(str, value))
     if hint is float:
         return _number
     if hint in (bool, int, str):
