@@ -37,6 +37,8 @@ class CellSpec:
     eos_ids: tuple[int, ...]
     executions: int
     seed: int
+    chat_template: str = ""
+    """A jinja file that replaces the model's own template; it goes into checkpoints."""
     engine: str = "embedded"
     engine_args: dict[str, Any] = field(default_factory=dict[str, Any])
     trainer: str = "torch"
@@ -170,6 +172,8 @@ class Cell:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         self._trainer_.save(unfinished)
+        if self.spec.chat_template:
+            shutil.copyfile(self.spec.chat_template, unfinished / "chat_template.jinja")
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
 

@@ -172,6 +172,7 @@ class Driver:
             eos_ids=self.prepared.eos_ids,
             executions=config.cells.executions,
             seed=config.run.seed,
+            chat_template=config.model.chat_template,
             engine=config.engine.kind,
             engine_args=config.engine.args,
             trainer=trainer.kind,

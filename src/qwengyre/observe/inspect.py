@@ -1,0 +1,163 @@
+"""A run folder for human eyes: steps and executions of a run, or the tree of one execution down to its requests.
+
+Reads the folder only; works on a run that is going on, that ended, or that died.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from qwengyre.errors import ConfigError
+from qwengyre.gateway.journal import CallLog, read_calls, rebuild
+from qwengyre.trajectory.roles import roles
+from qwengyre.trajectory.select import rng_for, select
+from qwengyre.trajectory.tree import Tree
+from qwengyre.types import ExecutionId, ModelCall
+
+TEXT = 160
+"""Characters of a message that are shown."""
+
+
+def show(out: Console, run_dir: Path, execution: str, *, rebuild: bool) -> None:
+    """Print. Raises ConfigError for a folder that holds no run, or an execution it lacks."""
+    if not (run_dir / "config.toml").exists():
+        raise ConfigError(f"{run_dir} holds no run (no config.toml): give the folder that `qwengyre train` named")
+    if execution:
+        _execution(out, run_dir, execution)
+    else:
+        _run(out, run_dir)
+    if rebuild:
+        _rebuild(out, run_dir)
+
+
+def _run(out: Console, run_dir: Path) -> None:
+    steps = Table("step", "weights", "reward", "executions", "calls", "grad norm", "mismatch kl", "staleness", "s")
+    for row in _lines(run_dir / "metrics.jsonl"):
+        steps.add_row(
+            str(row["step"] + 1),
+            f"v{row['version']}",
+            f"{row['reward/mean']:.3f}",
+            str(row["executions"]),
+            str(row["calls"]),
+            f"{row['actor/grad_norm']:.4f}",
+            f"{row['mismatch_kl/mean']:.1e}",
+            str(row["staleness/max"]),
+            f"{row['time/step']:.0f}",
+        )
+    out.print(steps)
+    executions = Table("execution", "task", "ending", "verdict", "score", "calls", "tokens out", "versions", "reason")
+    for line in _lines(run_dir / "scores.jsonl"):
+        log = _calls(run_dir, line["execution"])
+        versions = sorted({s.version for call in log for s in call.stretches})
+        executions.add_row(
+            line["execution"],
+            line["task"],
+            line["ending"],
+            line["verdict"],
+            f"{line['score']:.3f}",
+            str(len(log)),
+            str(sum(len(call.output) for call in log)),
+            " ".join(f"v{v}" for v in versions),
+            line["reason"],
+        )
+    out.print(executions)
+    ended = (run_dir / "summary.json").exists()
+    out.print("the run ended as configured" if ended else "the run is going on, or was interrupted (--resume)")
+
+
+def _execution(out: Console, run_dir: Path, name: str) -> None:
+    path = run_dir / "calls" / f"{name}.calls"
+    if not path.exists():
+        raise ConfigError(
+            f"{run_dir} has no execution '{name}' with model calls: `qwengyre inspect {run_dir}` lists them"
+        )
+    log, tree = read_calls(path), rebuild(path)
+    score = {line["execution"]: line for line in _lines(run_dir / "scores.jsonl")}.get(name)
+    if score:
+        out.print(
+            f"{name}: {score['task']}, {score['ending']}, {score['verdict']} {score['score']:.3f} {score['reason']}"
+        )
+    out.print(f"{len(log.calls)} calls, {tree.num_tokens} distinct tokens, {'sealed' if log.sealed else 'open'}")
+    _tree(out, tree, log)
+    _selection(out, run_dir, name, tree, log)
+    for call in log.calls:
+        _call(out, call, delivered=call.call in log.delivered)
+
+
+def _tree(out: Console, tree: Tree, log: CallLog) -> None:
+    table = Table("row", "parent", "kind", "tokens", "from", "call", "versions", "trains", title="tree")
+    for row in range(len(tree)):
+        sampled = row in tree.versions
+        trains = ("withheld" if row in tree.withheld else "yes") if sampled else ""
+        table.add_row(
+            str(row),
+            str(tree.parents[row]),
+            tree.kinds[row].name.lower(),
+            str(len(tree.ids(row))),
+            str(tree.lengths[row] - len(tree.ids(row))),
+            str(tree.calls[row]),
+            " ".join(f"v{version}" for _, version in tree.versions.get(row, ())),
+            trains,
+        )
+    out.print(table)
+
+
+def _selection(out: Console, run_dir: Path, name: str, tree: Tree, log: CallLog) -> None:
+    """What the run's own seed selects of this tree."""
+    import tomllib
+
+    config = tomllib.loads((run_dir / "config.toml").read_text())
+    classes = roles(tree, log.calls)
+    for leaf, (role, evidence) in classes.items():
+        out.print(f"leaf {leaf}: {role} ({evidence})")
+    rng = rng_for(config["run"]["seed"], ExecutionId.parse(name))
+    for number, pick in enumerate(select(tree, classes, rng, config["rl"]["jmax"])):
+        out.print(f"trajectory {number}: leaf {pick.leaf}, {pick.tokens} trainable tokens")
+
+
+def _call(out: Console, call: ModelCall, *, delivered: bool) -> None:
+    stretches = ", ".join(f"v{s.version} at {s.engine} {s.end - s.start} tokens ({s.cause})" for s in call.stretches)
+    mean = float(np.mean(call.logprobs)) if len(call.logprobs) else 0.0
+    said = "" if delivered else ", never delivered"
+    out.print(
+        f"call {call.call}: {call.match}, {len(call.suffix)} new tokens in, {len(call.output)} out: {stretches}; "
+        f"mean log-prob {mean:.3f}{said}",
+        soft_wrap=True,
+    )
+    for message in call.request.get("messages", []):
+        out.print(f"    {message.get('role', '?'):>9}: {_short(message.get('text', ''))}", soft_wrap=True, markup=False)
+    out.print(f"    assistant: {_short(call.response.get('raw', ''))}", soft_wrap=True, markup=False)
+
+
+def _rebuild(out: Console, run_dir: Path) -> None:
+    """Everything again from the journals: the calls' trees, and the conditioning of every call."""
+    calls = 0
+    for path in sorted((run_dir / "calls").glob("*.calls")):
+        tree, log = rebuild(path), read_calls(path)
+        rows = {tree.calls[row]: row for row in tree.versions}
+        for call in log.calls:
+            path_ids = np.concatenate([tree.path_ids(call.parent), call.suffix, call.output])
+            if not np.array_equal(tree.path_ids(rows[call.call]), path_ids):
+                raise ConfigError(f"{path}, call {call.call}: its path is not parent path + suffix + output")
+            calls += 1
+    out.print(f"rebuilt: {calls} calls, each conditioned on its parent's path + its suffix")
+
+
+def _calls(run_dir: Path, name: str) -> Sequence[ModelCall]:
+    path = run_dir / "calls" / f"{name}.calls"
+    return read_calls(path).calls if path.exists() else ()
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    text = text.replace("\n", "\\n")
+    return text if len(text) <= TEXT else text[:TEXT] + "..."
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
