@@ -185,6 +185,18 @@ async def test_a_restarted_gateway_goes_on_where_the_journal_ends(harness, make_
     await second.stop()
 
 
+async def test_a_gateway_that_starts_again_knows_the_tokens_before_it_is_told(harness, make_harness, engine):
+    await harness.say([user("a")])
+    await harness.gateway.stop()
+    second = make_harness()
+    second.url = await second.gateway.start()
+    asking = asyncio.create_task(second.say([user("a"), {"role": "assistant", "content": "ok"}, user("b")]))
+    await second.route(engine)
+    assert (await asking)["content"] == "ok"
+    assert harness.token.encode() not in second.journal.read_bytes()
+    await second.stop()
+
+
 async def test_a_port_in_use_is_a_machine_error_that_names_it(make_harness):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwengyre.errors import JournalError
-from qwengyre.gateway.journal import Journal, Writer, read_calls, rebuild
+from qwengyre.gateway.journal import Journal, Writer, is_sealed, read_calls, rebuild
 from qwengyre.types import Kind, ModelCall, Segment, Stretch
 
 
@@ -51,7 +51,7 @@ async def write(path: Path, calls: int = 3, sealed: bool = False) -> list[ModelC
         if one.call < calls - 1:
             journal.delivered(one.call)
     if sealed:
-        journal.seal("sealed")
+        journal.seal()
     await writer.idle()
     journal.close()
     return made
@@ -62,6 +62,7 @@ async def test_what_is_written_is_read(tmp_path):
     log = read_calls(tmp_path / "a.calls")
     assert all(equal(a, b) for a, b in zip(made, log.calls, strict=True))
     assert (log.delivered, log.sealed, log.meta["execution"]) == (frozenset({0, 1}), True, "0-0")
+    assert is_sealed(tmp_path / "a.calls")
     assert log.calls[0].output.dtype == np.int32
     assert log.calls[0].logprobs.dtype == np.float32
 
@@ -70,6 +71,7 @@ async def test_the_tree_is_rebuilt_from_the_file_alone(tmp_path):
     made = await write(tmp_path / "a.calls")
     tree = rebuild(tmp_path / "a.calls")
     assert list(tree.leaves()) == [8]
+    assert not is_sealed(tmp_path / "a.calls")
     assert tree.withheld == {8}, "the last call was not delivered"
     assert tree.path_ids(8).tolist() == np.concatenate([x for c in made for x in (c.suffix, c.output)]).tolist()
 
@@ -96,7 +98,7 @@ async def test_writing_goes_on_after_a_torn_tail(tmp_path):
     log = read_calls(path)
     writer = Writer()
     journal = Journal(path, writer, log.size)
-    await journal.seal("sealed")
+    await journal.seal()
     journal.close()
     again = read_calls(path)
     assert again.sealed

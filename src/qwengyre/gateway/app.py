@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qwengyre.errors import MachineError
+from qwengyre.errors import JournalError, MachineError
 from qwengyre.gateway.calls import Sealed
 from qwengyre.gateway.canon import Refusal
 from qwengyre.gateway.dialects.base import Dialect
 from qwengyre.gateway.dialects.chat import Chat
 from qwengyre.gateway.forward import Engines
 from qwengyre.gateway.hold import Held
-from qwengyre.gateway.journal import CallLog, Writer, read_calls
+from qwengyre.gateway.journal import CallLog, Writer, is_sealed, read_calls
 from qwengyre.gateway.render import Renderer
 from qwengyre.gateway.routing import Home, Switch, Tasks
 from qwengyre.gateway.serve import Server
@@ -70,17 +69,21 @@ class Gateway:
         self._sessions: dict[str, Session] = {}
         self._sealed: dict[str, tuple[Sealed, float]] = {}
         self._tokens: dict[bytes, tuple[bytes, str]] = {}
-        self._pepper = secrets.token_bytes(16)
         self._lock = asyncio.Lock()
         self._server = Server(self._application(), port, socket)
 
     async def start(self) -> str:
-        """Serve on loopback and on the unix socket; returns the HTTP URL. Raises MachineError (a port in use)."""
+        """Serve on loopback and on the unix socket; returns the HTTP URL. Raises MachineError (a port in use).
+
+        Executions that were open when a gateway died here are open again: their harnesses retry at once, and hear
+        nothing of it but a dropped connection.
+        """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise MachineError(f"the folder {self._folder} cannot be created: {error.strerror}") from None
         self._shared = self._make_shared()
+        await self._reopen()
         try:
             return await self._server.start()
         except MachineError:
@@ -93,9 +96,9 @@ class Gateway:
         Raises JournalError on a damaged journal.
         """
         async with self._lock:
+            digest = _digest(token)
             if execution not in self._sessions and execution not in self._sealed:
-                await self._load(execution)
-            digest = self._digest(token)
+                await self._load(execution, digest)
             self._tokens[digest] = (digest, execution)
 
     async def route(self, routes: Routes) -> int:
@@ -106,7 +109,7 @@ class Gateway:
         """No new calls (409), live ones are ended, the journal is closed and durable. Idempotent."""
         async with self._lock:
             if execution not in self._sealed and execution not in self._sessions:
-                await self._load(execution)
+                await self._load(execution, b"")
             if execution in self._sealed:
                 return self._sealed[execution][0]
             session = self._sessions[execution]
@@ -136,14 +139,28 @@ class Gateway:
         await self._shared.engines.close()
         self._shared = None
 
-    async def _load(self, execution: str) -> None:
+    async def _load(self, execution: str, token: bytes) -> None:
         assert self._shared is not None, "start first"
         path = self._folder / f"{execution}.calls"
         log = await asyncio.to_thread(read_calls, path) if path.exists() else CallLog((), frozenset(), False, {}, 0)
         if log.sealed:
             self._sealed[execution] = (totals(log), 0.0)
         else:
-            self._sessions[execution] = Session(execution, path, log, self._shared)
+            session = Session(execution, path, log, self._shared)
+            await session.open(token)
+            self._sessions[execution] = session
+
+    async def _reopen(self) -> None:
+        for path in sorted(self._folder.glob("*.calls")):
+            if is_sealed(path):
+                continue
+            try:
+                await self._load(path.stem, b"")
+            except JournalError as error:
+                _LOG.error("%s", error)  # `open` raises it to whoever still wants this execution
+                continue
+            if path.stem in self._sessions and (token := self._sessions[path.stem].token):
+                self._tokens[token] = (token, path.stem)
 
     async def _engine_lost(self, home: Home, reason: str) -> None:
         report = (home.cell, home.incarnation, home.epoch)
@@ -177,7 +194,7 @@ class Gateway:
     def _session(self, request: HttpRequest, dialect: Dialect) -> Session:
         """The execution of the token in the path, else of the API key. Raises Refusal; never a new session."""
         token = request.path_params.get("token") or dialect.key(request.headers)
-        digest = self._digest(token)
+        digest = _digest(token)
         known, execution = self._tokens.get(digest, (b"", ""))
         if not hmac.compare_digest(digest, known):
             raise Refusal("unauthorized", "this token is not known: use the base URL or API key that you were given")
@@ -185,10 +202,6 @@ class Gateway:
         if session is None:
             raise Refusal("sealed", "this execution has ended; its token takes no more calls")
         return session
-
-    def _digest(self, token: str) -> bytes:
-        """What tokens are looked up by: keyed, so that the time of a look-up says nothing about a token."""
-        return hashlib.blake2b(token.encode(), key=self._pepper, digest_size=32).digest()
 
     async def _body(self, request: HttpRequest) -> bytes:
         limit, parts, size = self._body_limit, list[bytes](), 0
@@ -218,6 +231,12 @@ class Gateway:
 
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+
+
+def _digest(token: str) -> bytes:
+    """What tokens are looked up by, and what a journal holds of them: the time of a look-up of a digest says nothing
+    about a token, and nothing leads back from it."""
+    return hashlib.sha256(token.encode()).digest()
 
 
 def _json(value: Any, status: int) -> Response:

@@ -25,6 +25,7 @@ from qwengyre.types import Kind, ModelCall, Segment, Stretch
 SCHEMA = 1
 _MAGIC = b"QGf1"
 _HEADER = Struct("<4sII")
+_SEAL: dict[str, Any] = {"type": "seal"}
 _PLAIN = ("call", "thread", "parent", "finish", "temperature", "trainable", "match", "request", "response", "timings")
 
 
@@ -60,6 +61,14 @@ def read_calls(path: Path) -> CallLog:
     if meta.get("schema", SCHEMA) != SCHEMA:
         raise JournalError(f"{path}: schema {meta['schema']}, this version reads {SCHEMA}")
     return CallLog(tuple(calls), frozenset(delivered), sealed, meta, size)
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether the journal ends with its seal, without reading it whole."""
+    seal = _frame(_SEAL)
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - len(seal)))
+        return file.read() == seal
 
 
 def rebuild(path: Path) -> Tree:
@@ -133,9 +142,9 @@ class Journal:
         """The answer's last byte went out to a client that was there."""
         return self._append({"type": "delivered", "call": call})
 
-    def seal(self, cause: str) -> asyncio.Future[None]:
+    def seal(self) -> asyncio.Future[None]:
         """The last record."""
-        return self._append({"type": "seal", "cause": cause})
+        return self._append(_SEAL)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -144,7 +153,7 @@ class Journal:
             self.descriptor = -1
 
     def _append(self, record: dict[str, Any]) -> asyncio.Future[None]:
-        return self._writer.write(self, _frame(cast("bytes", msgpack.packb(record))))
+        return self._writer.write(self, _frame(record))
 
 
 def _store(batch: list[tuple[Journal, bytes]]) -> dict[Journal, OSError]:
@@ -175,7 +184,8 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
 
 
-def _frame(payload: bytes) -> bytes:
+def _frame(record: dict[str, Any]) -> bytes:
+    payload = cast("bytes", msgpack.packb(record))
     length = len(payload).to_bytes(4, "little")
     return _HEADER.pack(_MAGIC, len(payload), zlib.crc32(length + payload)) + payload
 

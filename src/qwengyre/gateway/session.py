@@ -80,10 +80,18 @@ class Session:
         self._sealing = False
         self.queued = Stopwatch()
         self._journal = Journal(path, shared.writer, log.size)
-        if not log.meta:
-            self._journal.opened(execution, renderer=shared.renderer.digest, window=shared.window, at=time.time())
+        self.token: bytes = log.meta.get("token", b"")
+        """Digest of the token that the journal was opened with."""
+        self._new = not log.meta
         for call in log.calls:
             self._replay(call, call.call in log.delivered)
+
+    async def open(self, token: bytes) -> None:
+        """Write the journal's first record, if it is new; it holds the digest of the token."""
+        if self._new:
+            self._new, self.token, shared = False, token, self._shared
+            facts = {"renderer": shared.renderer.digest, "window": shared.window, "at": time.time()}
+            await self._journal.opened(self.execution, token=token, **facts)
 
     async def begin(self, request: Request, head: Head) -> Call:
         """The call that answers this request: a kept one that an equal request left, or a new one, which starts.
@@ -140,7 +148,7 @@ class Session:
             for task in late:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        await self._journal.seal("sealed")
+        await self._journal.seal()
         self._journal.close()
         return Sealed(self._counts["calls"], self._counts["delivered"], self._counts["in"], self._counts["out"])
 
