@@ -145,7 +145,10 @@ class LeanDecoder:
 
 
 def _rms(x: Tensor, norm: Any) -> Tensor:
-    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in three passes over x."""
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    scale = size.square_().div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
+    return (x * scale).mul_(norm.weight)
 
 
 class _LeanLayer:
