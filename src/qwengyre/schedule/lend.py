@@ -17,7 +17,9 @@ def lend(turn: Turn) -> None:
     executions fit into the cells that stay. With `policy.complete`: iff the burst's data are complete.
     """
     state = turn.state
-    if state.phase is not Phase.OPEN or _under_way(state) or not _core_is_live(state):
+    if state.phase is not Phase.OPEN or not (_has_work(state) or state.plan.policy.least):
+        return
+    if _under_way(state) or not _core_is_live(state):
         return
     leaving = _next_cells(state)
     if not leaving or not _may_leave(state, leaving):

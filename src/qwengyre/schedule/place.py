@@ -14,7 +14,10 @@ from qwengyre.types import ExecutionId
 
 def place_queued(turn: Turn) -> None:
     """Queued executions go to the rollout cell with most free places (ties: the later cell), oldest first."""
-    while turn.state.queued and (cell := _emptiest(turn.state)) != NOWHERE:
+    if not turn.state.queued:
+        return
+    rollout = turn.state.rollout
+    while turn.state.queued and (cell := _emptiest(turn.state, rollout)) != NOWHERE:
         state = turn.state
         execution = state.execution(state.next_place)
         started = Execution(Life.PLACING, cell, state.at)
@@ -60,10 +63,10 @@ def _redirect(turn: Turn, execution: ExecutionId, cell: int) -> None:
         turn.put(asked=turn.state.asked.set(about, moved))
 
 
-def _emptiest(state: State) -> int:
-    """The rollout cell with most free places, ties to the later one; NOWHERE when all are full."""
+def _emptiest(state: State, rollout: tuple[int, ...]) -> int:
+    """The cell with most free places, ties to the later one; NOWHERE when all are full."""
     best, most = NOWHERE, 0
-    for i in state.rollout:
+    for i in rollout:
         if (free := state.cells[i].free) > 0 and free >= most:
             best, most = i, free
     return best
