@@ -1,6 +1,8 @@
 """Logical calls: role changes, dead engines, impatient clients. The harness sees one slow, whole answer."""
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -275,6 +277,18 @@ async def test_sealing_ends_queued_calls(harness, engine):
     await harness.gateway.seal("0-0")
     assert (await asking).status_code == 409
     assert not read_calls(harness.journal).calls
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_answer_waits_for_the_disk(harness, engine, monkeypatch, stream):
+    gate, sync = threading.Event(), os.fsync
+    monkeypatch.setattr("qwengyre.gateway.journal.os.fsync", lambda fd: gate.wait(20) and sync(fd))
+    asking = asyncio.create_task(harness.ask([user("a")], stream=stream))
+    await until(lambda: [state for state, _ in live(harness)] == ["done"])
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(asking), 0.1)
+    gate.set()
+    assert '"ok"' in (await asking).text
 
 
 async def test_keep_alive_reaches_a_streaming_client(make_harness, engine):

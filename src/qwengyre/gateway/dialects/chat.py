@@ -124,29 +124,28 @@ def _messages(value: Any) -> tuple[Message, ...]:
     messages = _list(value, "messages")
     if not messages:
         raise Refusal("invalid", "messages is empty: give at least one message", "messages")
-    return tuple(_message(_object(m, f"messages[{i}]"), f"messages[{i}]") for i, m in enumerate(messages))
+    return tuple(_message(m, i) for i, m in enumerate(messages))
 
 
-def _message(wire: Json, name: str) -> Message:
+def _message(value: Any, at: int) -> Message:
+    """Histories are long and mostly plain: the names for error messages are made where there is an error."""
+    wire = cast("Json", value) if isinstance(value, dict) else _object(value, f"messages[{at}]")
     role = _ROLES.get(wire.get("role", ""))
     if role is None:
-        raise Refusal("invalid", f"{name}.role={wire.get('role')!r}; known: {', '.join(_ROLES)}", f"{name}.role")
-    text = _text(wire.get("content"), f"{name}.content")
+        raise Refusal("invalid", f"role={wire.get('role')!r}; known: {', '.join(_ROLES)}", f"messages[{at}].role")
+    content = wire.get("content")
+    text = content if isinstance(content, str) else _text(content, f"messages[{at}].content")
     if role != "assistant":
         call_id = str(wire.get("tool_call_id") or "") if role == "tool" else ""
         return Message(role, text, call_id=call_id, name=str(wire.get("name") or ""))
-    calls = tuple(
-        _wire_call(c, f"{name}.tool_calls") for c in _list(wire.get("tool_calls") or [], f"{name}.tool_calls")
-    )
     reasoning = wire.get("reasoning_content") or wire.get("reasoning") or ""
+    calls = _wire_calls(wire["tool_calls"], f"messages[{at}].tool_calls") if wire.get("tool_calls") else ()
     return Message(role, text, calls, reasoning=reasoning if isinstance(reasoning, str) else "")
 
 
 def _text(content: Any, name: str) -> str:
     """Several text parts are joined by a newline; other media are refused."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(_part(part, name) for part in _list(content, name))
+    return "" if content is None else "\n".join(_part(part, name) for part in _list(content, name))
 
 
 def _part(part: Any, name: str) -> str:
@@ -154,6 +153,10 @@ def _part(part: Any, name: str) -> str:
     if not isinstance(value, str):
         raise Refusal("invalid", f"{name} has a part that is not text; this model reads text only", name)
     return value
+
+
+def _wire_calls(value: Any, name: str) -> tuple[ToolCall, ...]:
+    return tuple(_wire_call(call, name) for call in _list(value, name))
 
 
 def _wire_call(value: Any, name: str) -> ToolCall:
