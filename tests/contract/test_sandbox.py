@@ -188,22 +188,36 @@ async def test_failed_start_is_told_from_a_failed_command(
             assert "absent" in end.failed
 
 
+@pytest.mark.parametrize("where", ["argv", "env", "spec"])
+async def test_a_nul_byte_starts_nothing(
+    sandbox: Sandbox, spec: Callable[..., BoxSpec], tmp_path: Path, where: str
+) -> None:
+    """It separates the words that a sandbox may be driven by: a value must not become options."""
+    bad = "x\0--bind\0/\0/host"
+    async with sandbox.open(spec(env={"A": bad} if where == "spec" else {})) as box:
+        argv, env = ["echo", bad if where == "argv" else "fine"], {"A": bad} if where == "env" else {}
+        with pytest.raises(OSError, match="NUL"):
+            await box.run(argv, env=env, log=tmp_path / "log")
+
+
 async def test_reaches_the_gateway_and_a_restarted_one(
     sandbox: Sandbox, spec: Callable[..., BoxSpec], tmp_path: Path
 ) -> None:
     folder = tmp_path / "gateway"
     folder.mkdir()
     ask = (
-        "import socket, sys, time; from urllib.parse import urlsplit\n"
+        "import pathlib, socket, sys; from urllib.parse import urlsplit\n"
         "at = urlsplit(sys.argv[1])\n"
         "for word in (b'one', b'two'):\n"
         "    with socket.create_connection((at.hostname, at.port)) as door:\n"
+        "        pathlib.Path('asked-' + word.decode()).touch()\n"
         "        door.sendall(word); door.shutdown(socket.SHUT_WR); print(door.recv(99).decode(), flush=True)\n"
     )
     async with sandbox.open(spec(socket=folder / "gateway.sock")) as box:
         job = asyncio.ensure_future(box.run(["python3", "-c", ask, box.url], log=tmp_path / "log"))
-        for name in ("first", "second"):
+        for name, word in (("first", "one"), ("second", "two")):
             over = asyncio.Event()
+            await until((tmp_path / "1-0" / f"asked-{word}").exists)  # it waits for a gateway that is not there yet
 
             async def answer(
                 reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str = name, over: asyncio.Event = over

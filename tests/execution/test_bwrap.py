@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from qwengyre.errors import MachineError
@@ -139,6 +140,45 @@ async def test_no_token_in_the_host_process_list(inside: Inside, tmp_path: Path)
     assert "tok-5157" not in listed
     job.cancel()
     await asyncio.wait({job})
+
+
+async def test_a_reaper_finds_boxes_by_their_environment(inside: Inside, tmp_path: Path) -> None:
+    job = asyncio.ensure_future(inside("touch up; sleep 3131; echo over"))
+    while not (tmp_path / "workspace" / "up").exists():  # noqa: ASYNC110  (another process is awaited)
+        await asyncio.sleep(0.02)
+    mark = f"QWENGYRE_RUN=inside{os.getpid()}"
+    found = [p for p in psutil.process_iter() if p.name() == "bwrap" and mark in environment(p)]
+    assert found
+    for process in found:
+        process.kill()
+    with pytest.raises(AssertionError, match="the sandbox ended without its command's exit code"):
+        await job
+    assert "sleep 3131" not in processes()
+
+
+def environment(process: psutil.Process) -> list[str]:
+    try:
+        return [f"{name}={value}" for name, value in process.environ().items()]
+    except psutil.Error:
+        return []
+
+
+async def test_without_control_groups_the_memory_limit_is_each_process_s(
+    tmp_path: Path, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "find", lambda: cgroups.Hierarchy(1, {}))
+    sandbox = BwrapSandbox(run_id="bare", scratch=tmp_path / "scratch")
+    assert sandbox.check().memory.startswith("rlimit")
+    (tmp_path / "w").mkdir()
+    async with sandbox.open(BoxSpec("1-1", "host", "/app", tmp_path / "w", limits)) as box:
+        end = await box.run(["python3", "-c", "bytearray(900 << 20)"], log=tmp_path / "log")
+        assert end.code == 1
+        assert "MemoryError" in (tmp_path / "log").read_text()
+        line = "ulimit -u; setsid sleep 27272 & echo over"
+        assert (await box.run(["bash", "-c", line], log=tmp_path / "log")).code == 0
+        assert str(limits.pids) in (tmp_path / "log").read_text()
+    while "sleep 27272" in processes():  # noqa: ASYNC110  (its namespace dies with it, at the kernel's pace)
+        await asyncio.sleep(0.02)
 
 
 async def test_cancelling_leaves_nothing(inside: Inside, tmp_path: Path) -> None:

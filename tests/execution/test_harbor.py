@@ -132,6 +132,8 @@ def test_an_image_with_a_dockerfile_holds_its_own_files(write: Callable[..., Pat
         ('[[environment.mcp_servers]]\nname = "x"', "MCP servers: not supported yet"),
         ('[environment.healthcheck]\ncommand = "x"', "health checks: not supported yet"),
         ('[environment]\nmemory = "2 GB"', "expected a size such as '2G'"),
+        ('[environment.env]\nA = "x\\u0000--bind"', "expected a table of strings without NUL"),
+        ('[environment]\nworkdir = "/a\\u0000b"', "expected an absolute path"),
         ('[environment]\nworkdir = "app"', "environment.workdir='app': expected an absolute path"),
         ('[environment]\nworkdir = "/"', "environment.workdir='/': expected an absolute path"),
         ('[environment]\nworkdir = "/usr/x"', "outside the system's own"),

@@ -50,7 +50,7 @@ class Workplace:
         for name, text in files.items():
             path = self.home / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", errors="replace")
 
     def write(self, name: str, value: dict[str, Any]) -> None:
         """A JSON file of the execution's folder, complete or absent."""

@@ -8,12 +8,14 @@ capabilities; a box without a socket has no way out at all.
 
 import asyncio
 import contextlib
+import errno
 import importlib.util
-import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -98,7 +100,11 @@ class BwrapSandbox:
     def _write_etc(self) -> None:
         self._etc.mkdir(parents=True, exist_ok=True)
         for name, text in _ETC.items():
-            (self._etc / name).write_text(text)
+            file = self._etc / name
+            if not file.exists() or file.read_text() != text:  # other boxes may show it right now
+                part = file.with_name(f".{name}.{os.getpid()}.{threading.get_ident()}")
+                part.write_text(text)
+                part.replace(file)
 
 
 class BwrapBox:
@@ -130,8 +136,10 @@ class BwrapBox:
         self._idle.clear()
         status_in, status_out = os.pipe()
         try:
-            child = self._start(argv, env or {}, log, status_out)
-            os.close(status_out)
+            try:
+                child = self._start(argv, env or {}, log, status_out)
+            finally:
+                os.close(status_out)
             spec = self._spec
             disk = Disk((spec.workspace, *map(Path, spec.writable.values())), spec.limits.disk_mb << 20)
             try:
@@ -140,7 +148,7 @@ class BwrapBox:
                 child.kill()
                 await asyncio.wait({child.over})
                 await asyncio.to_thread(self._group.kill)
-            return self._exit(cause, os.read(status_in, 1 << 16), self._group.memory_kills() > kills, log)
+            return self._exit(cause, _read_now(status_in), self._group.memory_kills() > kills, log)
         finally:
             os.close(status_in)
             self._idle.set()
@@ -152,6 +160,8 @@ class BwrapBox:
 
     def _start(self, argv: list[str], env: dict[str, str], log: Path, status: int) -> Child:
         words = [*_isolation(), "--json-status-fd", str(status), *self._view(), *self._environment(env)]
+        if any("\0" in word for word in words):  # it would end a word and begin one of its own choosing
+            raise OSError(errno.EINVAL, "a NUL byte in a path or an environment variable of the box")
         words_fd = os.memfd_create("words")
         try:
             os.write(words_fd, b"".join(os.fsencode(word) + b"\0" for word in words))
@@ -207,9 +217,9 @@ class BwrapBox:
         return [word for item in {**base, **self._spec.env, **env}.items() for word in ("--setenv", *item)]
 
     def _exit(self, cause: Cause, status: bytes, memory: bool, log: Path) -> Exit:
-        code = next((e["exit-code"] for e in map(json.loads, status.splitlines()) if "exit-code" in e), None)
-        if cause is not Cause.OVER or memory or code is not None:
-            ended = 137 if code is None else code
+        found = re.search(rb'"exit-code": *(\d+)', status)
+        if cause is not Cause.OVER or memory or found:
+            ended = int(found[1]) if found else 137
             return Exit(ended, *flags(cause), out_of_memory=memory)
         last = log.read_bytes()[-2000:].decode(errors="replace").strip().splitlines()[-1:]
         return Exit(125, failed=f"the sandbox ended without its command's exit code: {' '.join(last) or 'no message'}")
@@ -236,6 +246,15 @@ def _isolation() -> list[str]:
         *("--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"),
         *("--uid", "1000", "--gid", "1000", "--hostname", "sandbox"),
     ]
+
+
+def _read_now(fd: int) -> bytes:
+    """What is in a pipe, without waiting for its writers."""
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, 1 << 16)
+    except BlockingIOError:
+        return b""
 
 
 def _proc() -> list[str]:

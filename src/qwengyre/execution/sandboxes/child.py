@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -14,7 +15,12 @@ class Child:
     with its parent dies with the *thread* that made it."""
 
     def __init__(self, argv: Sequence[str], *, env: dict[str, str], log: Path, cwd: Path, fds: Sequence[int] = ()):
-        """Standard input is empty; output is appended to `log`; `fds` stay open under their own numbers."""
+        """Standard input is empty; output is appended to `log`; `fds` stay open under their own numbers.
+
+        Raises OSError when it cannot start.
+        """
+        if any("\0" in word for word in (*argv, *env, *env.values())):
+            raise OSError(errno.EINVAL, "a NUL byte in a command or its environment")
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 list(argv),

@@ -115,8 +115,9 @@ def _instruction(file: Path) -> str:
 
 def _workdir(workdir: str, file: Path) -> str:
     path = PurePosixPath(workdir)
-    if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or path.parts[1] in _RESERVED:
-        raise TaskError(f"{file}: environment.workdir='{workdir}': expected an absolute path outside the system's own")
+    plain = path.is_absolute() and len(path.parts) > 1 and ".." not in path.parts and "\0" not in workdir
+    if not plain or path.parts[1] in _RESERVED:
+        raise TaskError(f"{file}: environment.workdir={workdir!r}: expected an absolute path outside the system's own")
     return str(path)
 
 

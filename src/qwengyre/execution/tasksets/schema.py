@@ -37,8 +37,8 @@ def anything(value: Any) -> str:
 
 def table(value: Any) -> str:
     """Environment variables: strings by name."""
-    fine = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
-    return "" if fine else "expected a table of strings"
+    fine = isinstance(value, dict) and all(isinstance(v, str) and "\0" not in k + v for k, v in value.items())
+    return "" if fine else "expected a table of strings without NUL"
 
 
 def one_of(*words: str | int) -> Check:
