@@ -21,7 +21,7 @@ from qwengyre.types import Ending, Role, Verdict
 MOST_EVENTS = 20_000
 FOR_EVER = 1e9
 QUICK = settings(
-    max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+    max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
 )
 
 
@@ -64,6 +64,7 @@ class World(SimWorld):
         self._ledger = SimLedger()
         self._era += 1
         self._newest_version = state.next_version
+        self._checkpoint = int(self._failures.integers(0, self._checkpoint + 1))  # an older one, also inside a burst
         back = ev.RolledBack(self.now, self._checkpoint, self._newest_version)
         ready = [ev.CellReady(self.now, i, cell.incarnation, self._plan.capacity) for i, cell in enumerate(self._cells)]
         for cell in range(self._plan.num_cells):

@@ -77,11 +77,14 @@ def _under_way(state: State) -> bool:
 
 
 def _next_cells(state: State) -> list[int]:
-    """Who is next: the first live cells that do not train. A waiting cell may go straight to training."""
+    """Who is next: the first live cells that do not train. A waiting cell may go straight to training.
+
+    Together only in lockstep, and for data: a trained step needs but the core, and cells that train for good queue up.
+    """
     order = [i for i in range(state.plan.cells) if state.cells[i].role is Role.ROLLOUT or state.cells[i].waits]
     training = len(state.training)
     left = state.plan.most_training - training
-    if training < state.plan.policy.least or not state.plan.policy.lockstep:
+    if training < state.plan.policy.least or not (state.plan.policy.lockstep and state.pending):
         left = min(left, 1)
     return order[:left]
 
