@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwengyre.engine.kv import KVShape, PrefixCache, Slab, common_prefix, row_class
+from qwengyre.engine.kv import LEAST_SHARED, KVShape, PrefixCache, Slab, common_prefix, row_class
 
 SHAPE = KVShape(layers=2, heads=1, groups=1, width=4, dtype=torch.float32, device=torch.device("cpu"))
 
@@ -47,12 +47,15 @@ def test_rows_keep_their_contents_and_stay_gapless(operations):
             assert torch.equal(slab.view(rows[name], contents.shape[2]), contents)
 
 
-def strip(n):
-    return torch.zeros(2, 2, n, 1, 4)
+COMMON = list(range(LEAST_SHARED))
 
 
 def ids(*values):
-    return np.array(values, np.int32)
+    return np.array([*COMMON, *values], np.int32)
+
+
+def strip(n):
+    return torch.zeros(2, 2, LEAST_SHARED + n, 1, 4)
 
 
 def test_a_longer_strip_replaces_its_prefixes():
@@ -60,7 +63,7 @@ def test_a_longer_strip_replaces_its_prefixes():
     cache.put(ids(1, 2), strip(2))
     cache.put(ids(1, 3), strip(2))
     cache.put(ids(1, 2, 5), strip(3))
-    assert (len(cache), cache.tokens) == (2, 5)
+    assert (len(cache), cache.tokens) == (2, 2 * LEAST_SHARED + 5)
     assert cache.holds(ids(1, 2))
     assert not cache.holds(ids(1, 2, 6))
 
@@ -70,15 +73,25 @@ def test_find_returns_the_longest_and_eviction_takes_the_least_recent():
     first, second = strip(3), strip(4)
     cache.put(ids(1, 2, 3), first)
     cache.put(ids(1, 2, 4, 5), second)
-    assert cache.find(ids(9)) == (0, None)
+    assert cache.find(ids(9)[::-1].copy()) == (0, None)
     length, found = cache.find(ids(1, 2, 3, 9))
-    assert length == 3
+    assert length == LEAST_SHARED + 3
     assert found is first
     assert cache.evict()
-    assert cache.find(ids(1, 2, 4, 5)) == (2, first)
+    length, found = cache.find(ids(1, 2, 4, 5))
+    assert length == LEAST_SHARED + 2
+    assert found is first
     assert cache.evict()
     assert not cache.evict()
     assert cache.tokens == 0
+
+
+def test_fewer_ids_than_the_least_are_not_looked_for():
+    cache = PrefixCache()
+    cache.put(np.array(COMMON, np.int32), strip(0))
+    assert cache.find(np.array(COMMON[:-1], np.int32)) == (0, None)
+    assert cache.find(np.array([*COMMON[:-1], 99, 99], np.int32)) == (0, None)
+    assert cache.find(ids(4))[0] == LEAST_SHARED
 
 
 @pytest.mark.parametrize("method", ["clear", "evict"])
@@ -86,4 +99,4 @@ def test_nothing_is_left(method):
     cache = PrefixCache()
     cache.put(ids(1, 2), strip(2))
     getattr(cache, method)()
-    assert (len(cache), cache.tokens) == (0, 0)
+    assert (len(cache), cache.tokens, cache._alike) == (0, 0, {})

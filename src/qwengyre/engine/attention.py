@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qwengyre.engine.kv import LayerViews
+
 _NEVER = float("-inf")
 
 
@@ -19,11 +21,12 @@ _NEVER = float("-inf")
 class DecodeRows:
     """One token of each of the rows 0..count-1 of a slab: packed tokens [start, start + count).
 
-    `slots` [count] int64 = row * row_tokens + position of the new token; `longest` counts the new token.
+    `views` are the slab's, one a layer. `slots` [count] int64 = row * row_tokens + position of the new token;
+    `longest` counts the new token.
     `mask` [count, 1, 1, longest] float (0 or -inf), None when all rows are equally long.
     """
 
-    slab: Tensor
+    views: list[LayerViews]
     start: int
     count: int
     longest: int
@@ -83,11 +86,11 @@ Packed = tuple[Tensor, Tensor, Tensor, Tensor]
 
 def _decode(layer: int, packed: Packed, rows: DecodeRows, scale: float | None) -> None:
     query, key, value, out = (tensor[rows.start : rows.start + rows.count] for tensor in packed)
-    keys, values = rows.slab[0, layer], rows.slab[1, layer]
-    keys.flatten(0, 1).index_copy_(0, rows.slots, key)
-    values.flatten(0, 1).index_copy_(0, rows.slots, value)
-    seen_keys = keys[: rows.count, : rows.longest].transpose(1, 2)
-    seen_values = values[: rows.count, : rows.longest].transpose(1, 2)
+    views = rows.views[layer]
+    views.key_slots.index_copy_(0, rows.slots, key)
+    views.value_slots.index_copy_(0, rows.slots, value)
+    seen_keys = views.keys[: rows.count, :, : rows.longest]
+    seen_values = views.values[: rows.count, :, : rows.longest]
     out.copy_(F.scaled_dot_product_attention(query, seen_keys, seen_values, rows.mask, scale=scale))
 
 

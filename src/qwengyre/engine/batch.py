@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,12 +18,11 @@ from torch import Tensor
 from qwengyre.engine.attention import DecodeRows, Plan, PrefillSpan, decode_mask, prefill_mask
 from qwengyre.engine.calls import Call, Completion, Span
 from qwengyre.engine.forward import Decoder
-from qwengyre.engine.kv import KVShape, PrefixCache, Slab, common_prefix, row_class
+from qwengyre.engine.kv import LEAST_SHARED, KVShape, PrefixCache, Slab, common_prefix, prefix_key, row_class
 from qwengyre.engine.sampling import sample
 from qwengyre.types import Ids
 
 _CHUNK = 256
-_WORTH_WAITING = 16
 
 
 @dataclass(eq=False)
@@ -41,7 +41,18 @@ class Running:
     row: int = 0
     strip: Tensor | None = None
     logprobs: list[float] = field(default_factory=list[float])
-    spans: list[Span] = field(default_factory=list[Span])
+    versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(version, first output token sampled under it), where the version changed."""
+    key: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.key = prefix_key(self.ids[: self.size])
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Runs of equal versions over the output."""
+        edges = pairwise([*self.versions, (0, self.output)])
+        return tuple(Span(version, start, end) for (version, start), (_, end) in edges)
 
     @property
     def output(self) -> int:
@@ -170,10 +181,8 @@ class Batch:
         running.ids[running.size] = token
         running.size += 1
         running.logprobs.append(logprob)
-        if running.spans and running.spans[-1].version == self.version:
-            running.spans[-1] = running.spans[-1]._replace(end=at + 1)
-        else:
-            running.spans.append(Span(self.version, at, at + 1))
+        if not running.versions or running.versions[-1][0] != self.version:
+            running.versions.append((self.version, at))
         if token in running.stops:
             self._finish(running, "stop", token)
         elif at + 1 == running.call.max_tokens:
@@ -194,7 +203,7 @@ class Batch:
                 logprobs=np.asarray(running.logprobs, np.float32),
                 finish_reason=reason,
                 stop_reason=stop,
-                spans=tuple(running.spans),
+                spans=running.spans,
             )
         )
 
@@ -204,30 +213,35 @@ class Batch:
         for running in list(self._waiting):
             if len(self._active) >= self._max_batch:
                 return
-            known = running.ids[: running.size]
-            shared, source = self._best_source(known)
-            if self._worth_waiting(known, shared):
+            shared, source = self._best_source(running)
+            if self._worth_waiting(running, shared):
                 continue
             if not self._place(running, shared, source):
                 return
             self._waiting.remove(running)
             self._active.append(running)
 
-    def _best_source(self, known: Ids) -> tuple[int, Tensor | None]:
-        """Longest computed prefix of `known`, short of its last token (whose logits are needed), and where it is."""
-        shared, source = self._cache.find(known[:-1])
+    def _best_source(self, running: Running) -> tuple[int, Tensor | None]:
+        """Longest computed prefix of a call, short of its last token (whose logits are needed), and where it is."""
+        wanted = running.ids[: running.size - 1]
+        if len(wanted) < LEAST_SHARED:
+            return 0, None
+        shared, source = self._cache.find(wanted)
         for other in self._active:
-            length = common_prefix(other.ids[: other.computed], known[:-1])
-            if length > shared:
-                shared, source = length, other.view(length)
+            if other.key == running.key and other.computed > shared:
+                length = common_prefix(other.ids[: other.computed], wanted)
+                if length >= max(LEAST_SHARED, shared + 1):
+                    shared, source = length, other.view(length)
         return shared, source
 
-    def _worth_waiting(self, known: Ids, shared: int) -> bool:
+    def _worth_waiting(self, running: Running, shared: int) -> bool:
         """Whether a call that is prefilling now will soon have a much longer common prefix."""
+        wanted = running.ids[: running.size - 1]
         return any(
-            common_prefix(other.ids[: other.known], known[:-1]) >= shared + _WORTH_WAITING
+            other.key == running.key
+            and other.computed < other.known
+            and common_prefix(other.ids[: other.known], wanted) >= shared + LEAST_SHARED
             for other in self._active
-            if other.computed < other.known
         )
 
     def _place(self, running: Running, shared: int, source: Tensor | None) -> bool:
@@ -305,7 +319,7 @@ class Batch:
     def _keep(self, running: Running) -> None:
         """Leave the keys and values of a finished call to later ones."""
         ids = running.ids[: running.computed].copy()
-        if len(ids) and not self._cache.holds(ids):
+        if len(ids) >= LEAST_SHARED and not self._cache.holds(ids):
             self._cache.put(ids, running.view(running.computed).clone())
 
     # Plans
@@ -321,7 +335,7 @@ class Batch:
             slots = torch.from_numpy(positions + np.arange(len(owners)) * slab.tokens).to(self._shape.device)
             lengths = torch.from_numpy(positions + 1).to(self._shape.device)
             mask = decode_mask(lengths, longest) if ragged else None
-            rows.append(DecodeRows(slab.data, len(decoding), len(owners), longest, slots, mask))
+            rows.append(DecodeRows(slab.views, len(decoding), len(owners), longest, slots, mask))
             decoding += owners
         return tuple(rows), decoding
 

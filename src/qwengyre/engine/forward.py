@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from qwengyre.engine.attention import DecodeRows, Plan, attend, packed_attention
-from qwengyre.engine.kv import KVShape
+from qwengyre.engine.kv import KVShape, layer_views
 from qwengyre.errors import EngineError
 
 _LEAN_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -91,7 +91,7 @@ def _probe(model: nn.Module, decoder: Decoder) -> None:
 
 def _probe_token(decoder: Decoder, slab: Tensor, ids: Tensor, position: int) -> Tensor:
     at = torch.tensor([position], device=ids.device)
-    rows = DecodeRows(slab, 0, 1, position + 1, at, None)
+    rows = DecodeRows(layer_views(slab), 0, 1, position + 1, at, None)
     return decoder(ids[position : position + 1], at, Plan((rows,), ()), torch.zeros_like(at))
 
 
@@ -121,14 +121,14 @@ def _owner(module: nn.Module, name: str) -> nn.Module:
 
 
 class LeanDecoder:
-    """The Llama family, written out."""
+    """The Llama family, written out. Keeps references to the module's parameter objects."""
 
     def __init__(self, model: nn.Module, window: int) -> None:
         body: Any = model.get_decoder()  # pyright: ignore
         shape = kv_shape(model)
-        self._embed: nn.Embedding = body.embed_tokens
-        self._norm = body.norm
-        self._head: nn.Linear = model.get_output_embeddings()  # pyright: ignore
+        self._embed: Tensor = body.embed_tokens.weight
+        self._norm = _Norm(body.norm)
+        self._head = _Product(model.get_output_embeddings())
         positions = torch.arange(window, device=shape.device)[None]
         cosine, sine = body.rotary_emb(torch.empty(0, dtype=shape.dtype, device=shape.device), positions)
         half = shape.width // 2
@@ -137,55 +137,71 @@ class LeanDecoder:
         self._layers = [_LeanLayer(index, layer, shape) for index, layer in enumerate(body.layers)]
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: Plan, wanted: Tensor) -> Tensor:
-        hidden = self._embed(ids)
+        hidden = F.embedding(ids, self._embed)
         rope = (self._cosine[positions], self._sine[positions])
         for layer in self._layers:
             hidden = layer(hidden, rope, plan)
-        return self._head(_rms(hidden[wanted], self._norm)).float()
+        return self._head(self._norm(hidden[wanted])).float()
 
 
-def _rms(x: Tensor, norm: Any) -> Tensor:
+class _Norm:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in three passes over x."""
-    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    scale = size.square_().div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
-    return (x * scale).mul_(norm.weight)
+
+    def __init__(self, norm: Any) -> None:
+        self._weight: Tensor = norm.weight
+        self._epsilon: float = norm.variance_epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = size.square_().div_(x.shape[-1]).add_(self._epsilon).rsqrt_().to(x.dtype)
+        return (x * scale).mul_(self._weight)
+
+
+class _Product:
+    """x @ weight.T (+ bias), and the same added to a residual in one go."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self._weight, self._bias = linear.weight, linear.bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        total = torch.addmm(residual, x, self._weight.t())
+        return total if self._bias is None else total.add_(self._bias)
 
 
 class _LeanLayer:
-    """norm, attention with rotary positions, norm, gated MLP; residuals are added inside the matrix products."""
+    """norm, attention with rotary positions, norm, gated MLP."""
 
     def __init__(self, index: int, layer: Any, shape: KVShape) -> None:
-        attention = layer.self_attn
+        attention, mlp = layer.self_attn, layer.mlp
         self._index = index
         self._shape = shape
-        self._norms = (layer.input_layernorm, layer.post_attention_layernorm)
-        self._project: tuple[nn.Linear, ...] = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._head_norms = tuple(getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        self._out: nn.Linear = attention.o_proj
         self._scale: float = attention.scaling
-        self._mlp = layer.mlp
-        self._activation: Callable[[Tensor], Tensor] = layer.mlp.act_fn
-        self._silu = isinstance(self._activation, nn.SiLU) or type(self._activation).__name__ == "SiLUActivation"
+        self._norm_in, self._norm_out = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self._query, self._key, self._value = map(_Product, (attention.q_proj, attention.k_proj, attention.v_proj))
+        self._head_norms = (_Norm(attention.q_norm), _Norm(attention.k_norm)) if hasattr(attention, "q_norm") else None
+        self._gate, self._up = _Product(mlp.gate_proj), _Product(mlp.up_proj)
+        self._out, self._down = _Product(attention.o_proj), _Product(mlp.down_proj)
+        self._activation: Callable[[Tensor], Tensor] = mlp.act_fn
+        self._silu = isinstance(mlp.act_fn, nn.SiLU) or type(mlp.act_fn).__name__ == "SiLUActivation"
 
     def __call__(self, hidden: Tensor, rope: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
-        normed = _rms(hidden, self._norms[0])
-        query, key, value = (linear(normed).unflatten(1, (-1, self._shape.width)) for linear in self._project)
-        if self._head_norms[0] is not None:
-            query, key = _rms(query, self._head_norms[0]), _rms(key, self._head_norms[1])
+        normed, heads = self._norm_in(hidden), (len(hidden), -1, self._shape.width)
+        query, key = self._query(normed).view(heads), self._key(normed).view(heads)
+        value = self._value(normed).view(heads)
+        if self._head_norms is not None:
+            query, key = self._head_norms[0](query), self._head_norms[1](key)
         query, key = _rotate(query, rope), _rotate(key, rope)
-        query = query.unflatten(1, (self._shape.heads, -1))
-        hidden = _add_product(hidden, attend(self._index, query, key, value, plan, self._scale), self._out)
-        normed = _rms(hidden, self._norms[1])
-        gate = self._mlp.gate_proj(normed)
+        query = query.view(len(query), self._shape.heads, self._shape.groups, self._shape.width)
+        hidden = self._out.added_to(hidden, attend(self._index, query, key, value, plan, self._scale))
+        normed = self._norm_out(hidden)
+        gate = self._gate(normed)
         gate = F.silu(gate, inplace=True) if self._silu else self._activation(gate)
-        return _add_product(hidden, gate.mul_(self._mlp.up_proj(normed)), self._mlp.down_proj)
+        return self._down.added_to(hidden, gate.mul_(self._up(normed)))
 
 
 def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """x * cos + rotate_half(x) * sin, the sign of rotate_half being in the sine table."""
     return torch.addcmul(x * rope[0], x.roll(x.shape[-1] // 2, -1), rope[1])
-
-
-def _add_product(hidden: Tensor, x: Tensor, linear: nn.Linear) -> Tensor:
-    total = torch.addmm(hidden, x, linear.weight.t())
-    return total if linear.bias is None else total.add_(linear.bias)

@@ -7,6 +7,7 @@ row that is full is copied once into the next class (about 1.4 times larger).
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from qwengyre.types import Ids
 
 _SMALLEST_ROW = 64
 _FIRST_ROWS = 4
+LEAST_SHARED = 16
+"""Shorter common prefixes are computed again rather than looked for."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,24 @@ class KVShape:
         return torch.empty(2, self.layers, *sizes, self.heads, self.width, dtype=self.dtype, device=self.device)
 
 
+class LayerViews(NamedTuple):
+    """One layer of a slab, seen in two ways: slots [rows * tokens, heads, width], and [rows, heads, tokens, width]."""
+
+    key_slots: Tensor
+    value_slots: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+def layer_views(slab: Tensor) -> list[LayerViews]:
+    """The views of all layers of a slab [2, layers, rows, tokens, heads, width]."""
+    slots, transposed = slab.flatten(2, 3), slab.transpose(3, 4)
+    return [
+        LayerViews(slots[0, layer], slots[1, layer], transposed[0, layer], transposed[1, layer])
+        for layer in range(slab.shape[1])
+    ]
+
+
 def row_class(tokens: int, window: int) -> int:
     """Smallest size class that holds `tokens`: 64, 96, 128, 192, 256, ... capped at `window`."""
     size = _SMALLEST_ROW
@@ -64,6 +85,7 @@ class Slab:
         self.tokens = tokens
         self.owners: list[object] = []
         self.data = shape.slab(_FIRST_ROWS, tokens)
+        self.views = layer_views(self.data)
         self._shape = shape
 
     def add(self, owner: object, source: Tensor) -> None:
@@ -72,7 +94,7 @@ class Slab:
         if row == self.data.shape[2]:
             larger = self._shape.slab(2 * row, self.tokens)
             larger[:, :, :row].copy_(self.data)
-            self.data = larger
+            self.data, self.views = larger, layer_views(larger)
         self.owners.append(owner)
         self.data[:, :, row, : source.shape[2]].copy_(source)
 
@@ -98,11 +120,17 @@ def common_prefix(a: Ids, b: Ids) -> int:
     return first if n and differs[first] else n
 
 
+def prefix_key(ids: Ids) -> bytes:
+    """Sequences whose keys differ have no common prefix worth looking for."""
+    return ids[:LEAST_SHARED].tobytes()
+
+
 class PrefixCache:
     """Strips of finished calls by their ids, least recently used first. One strip never repeats another's prefix."""
 
     def __init__(self) -> None:
         self._strips: OrderedDict[int, tuple[Ids, Tensor]] = OrderedDict()
+        self._alike: dict[bytes, list[int]] = {}
         self._next = 0
         self.tokens = 0
 
@@ -111,18 +139,21 @@ class PrefixCache:
 
     def put(self, ids: Ids, strip: Tensor) -> None:
         """Keep `strip` as the keys and values of `ids`; strips that hold a prefix of `ids` go."""
-        for key, (old, _) in list(self._strips.items()):
+        for key in list(self._alike.get(prefix_key(ids), ())):
+            old = self._strips[key][0]
             if len(old) <= len(ids) and np.array_equal(old, ids[: len(old)]):
                 self._drop(key)
         self._strips[self._next] = (ids, strip)
+        self._alike.setdefault(prefix_key(ids), []).append(self._next)
         self._next += 1
         self.tokens += len(ids)
 
     def find(self, ids: Ids) -> tuple[int, Tensor | None]:
-        """Longest common prefix of `ids` with a strip, and that strip; it becomes the most recently used."""
-        best, found = 0, None
-        for key, (old, _) in self._strips.items():
-            length = common_prefix(old, ids)
+        """Longest common prefix of `ids` with a strip, and that strip; it becomes the most recently used.
+        (0, None) when none shares at least LEAST_SHARED ids."""
+        best, found = LEAST_SHARED - 1, None
+        for key in self._alike.get(prefix_key(ids), ()):
+            length = common_prefix(self._strips[key][0], ids)
             if length > best:
                 best, found = length, key
         if found is None:
@@ -132,7 +163,7 @@ class PrefixCache:
 
     def holds(self, ids: Ids) -> bool:
         """Whether some strip already holds all of `ids`."""
-        return any(common_prefix(old, ids) == len(ids) for old, _ in self._strips.values())
+        return any(common_prefix(self._strips[key][0], ids) == len(ids) for key in self._alike.get(prefix_key(ids), ()))
 
     def evict(self) -> bool:
         """Drop the least recently used strip. False when there is none."""
@@ -144,8 +175,13 @@ class PrefixCache:
     def clear(self) -> None:
         """Drop everything."""
         self._strips.clear()
+        self._alike.clear()
         self.tokens = 0
 
     def _drop(self, key: int) -> None:
         ids, _ = self._strips.pop(key)
         self.tokens -= len(ids)
+        alike = self._alike[prefix_key(ids)]
+        alike.remove(key)
+        if not alike:
+            del self._alike[prefix_key(ids)]
