@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,20 @@ def test_kill_outruns_a_fork_bomb_and_the_group_can_be_used_again(hierarchy: cgr
     finally:
         group.remove()
     assert not any(folder.exists() for folder in group.folders.values())
+
+
+def test_boxes_come_and_go_at_once(hierarchy: cgroups.Hierarchy) -> None:
+    """The run's folder goes with its last box, and comes back with the next: no box may fall between."""
+
+    def one(number: int) -> bool:
+        group = cgroups.create(hierarchy, RUN, f"b{number}", memory_mb=64, pids=8)
+        there = all(folder.is_dir() for folder in group.folders.values())
+        group.remove()
+        return there
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(300)))
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/qwengyre-{RUN}"))
 
 
 def test_memory_kills_are_counted(hierarchy: cgroups.Hierarchy) -> None:

@@ -173,16 +173,17 @@ class Runner:
     @contextlib.asynccontextmanager
     async def _open(self, execution: str, spec: BoxSpec) -> AsyncIterator[Box]:
         """A box that `kill` can find; one that was killed meanwhile runs nothing."""
-        async with self._sandbox.open(spec) as box:
-            live = self._live[execution] = _Live(box)
-            try:
+        live: _Live | None = None
+        try:
+            async with self._sandbox.open(spec) as box:
+                live = self._live[execution] = _Live(box)
                 if self._stopping or execution in self._killed:
                     await box.stop()
                 yield box
-            finally:
+        finally:
+            if live is not None:
                 del self._live[execution]
-                await box.stop()
-        live.closed.set()
+                live.closed.set()
 
     async def _ended(self, place: Workplace, ending: Ending, reason: str, end: Exit | None = None) -> Ending:
         notes = {"ending": ending.value, "reason": reason, **({"exit": asdict(end)} if end else {})}

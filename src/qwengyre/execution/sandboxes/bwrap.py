@@ -50,7 +50,6 @@ class BwrapSandbox:
         """Touches nothing before `check` or `open`."""
         self._run_id = run_id
         self._etc = scratch / "etc"
-        self._hierarchy: cgroups.Hierarchy | None = None
 
     def check(self) -> Enforcement:
         """Run `true` in a box. Raises MachineError when bwrap is missing or this machine refuses it."""
@@ -64,8 +63,8 @@ class BwrapSandbox:
                 "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; in a "
                 "container: an unmasked /proc); or set sandbox.kind=process, which does not isolate"
             )
-        folders = self._find().folders
-        group = f"cgroup v{self._find().version}"
+        folders = cgroups.find().folders
+        group = f"cgroup v{cgroups.find().version}"
         return Enforcement(
             sandbox="bwrap",
             memory=group if "memory" in folders else "rlimit (address space of each process)",
@@ -89,13 +88,8 @@ class BwrapSandbox:
 
     def _group(self, spec: BoxSpec) -> cgroups.Group:
         return cgroups.create(
-            self._find(), self._run_id, spec.name, memory_mb=spec.limits.memory_mb, pids=spec.limits.pids
+            cgroups.find(), self._run_id, spec.name, memory_mb=spec.limits.memory_mb, pids=spec.limits.pids
         )
-
-    def _find(self) -> cgroups.Hierarchy:
-        if self._hierarchy is None:
-            self._hierarchy = cgroups.find()
-        return self._hierarchy
 
     def _write_etc(self) -> None:
         self._etc.mkdir(parents=True, exist_ok=True)

@@ -5,14 +5,17 @@ whatever is left: `sweep(run_id)`.
 """
 
 import contextlib
+import functools
 import os
 import re
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "qwengyre-"
+_LOOKING = threading.Lock()
 _LIMIT = {1: {"memory": "memory.limit_in_bytes", "pids": "pids.max"}, 2: {"memory": "memory.max", "pids": "pids.max"}}
 
 
@@ -78,8 +81,14 @@ class Group:
                 folder.parent.rmdir()
 
 
+@functools.cache
 def find() -> Hierarchy:
-    """The hierarchy that can limit boxes here; `folders` is empty when there is none."""
+    """The hierarchy that can limit boxes here, looked for once; `folders` is empty when there is none."""
+    with _LOOKING:
+        return _find()
+
+
+def _find() -> Hierarchy:
     mounts = _mounts()
     for mount in mounts:
         if mount.version == 2:
@@ -101,10 +110,7 @@ def create(hierarchy: Hierarchy, run_id: str, name: str, *, memory_mb: int, pids
     group = Group(hierarchy.version, folders, pids)
     values = {"memory": str(memory_mb << 20), "pids": str(pids)}
     for controller, folder in group.folders.items():
-        folder.parent.mkdir(exist_ok=True)
-        if hierarchy.version == 2:
-            _write(folder.parent / "cgroup.subtree_control", "+memory +pids")
-        folder.mkdir(exist_ok=True)
+        _make(folder, hierarchy.version)
         _kill([folder])
         _write(folder / _LIMIT[hierarchy.version][controller], values[controller])
     _no_swap(group, values["memory"])
@@ -160,6 +166,24 @@ def _makes_groups(folder: Path, limit: str) -> bool:
     finally:
         with contextlib.suppress(OSError):
             probe.rmdir()
+
+
+def _make(folder: Path, version: int) -> None:
+    """Make a box's folder in the run's, which another box, thinking itself the last, may remove meanwhile."""
+    for attempt in range(1000):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder.parent)
+        if version == 2:
+            _write(folder.parent / "cgroup.subtree_control", "+memory +pids")
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            if attempt == 999:
+                raise
+        else:
+            return
 
 
 def _no_swap(group: Group, memory: str) -> None:

@@ -32,14 +32,13 @@ class ProcessSandbox:
     def __init__(self, *, run_id: str, scratch: Path):
         """Touches nothing before `check` or `open`."""
         self._run_id, self._scratch = run_id, scratch
-        self._hierarchy: cgroups.Hierarchy | None = None
 
     def check(self) -> Enforcement:
         """Always possible, on POSIX; the warning is to be shown. Raises MachineError elsewhere."""
         if os.name != "posix":
             raise MachineError("sandbox.kind=process needs Linux or macOS: run inside WSL or a Linux container")
-        folders = self._find().folders
-        group = f"cgroup v{self._find().version}"
+        folders = cgroups.find().folders
+        group = f"cgroup v{cgroups.find().version}"
         return Enforcement(
             sandbox="process",
             memory=group if "memory" in folders else "rlimit (address space of each process)",
@@ -57,7 +56,7 @@ class ProcessSandbox:
             raise MachineError(f"sandbox.kind=process cannot use the root folder {spec.root}: map the image to 'host'")
         limits = spec.limits
         group = await asyncio.to_thread(
-            cgroups.create, self._find(), self._run_id, spec.name, memory_mb=limits.memory_mb, pids=limits.pids
+            cgroups.create, cgroups.find(), self._run_id, spec.name, memory_mb=limits.memory_mb, pids=limits.pids
         )
         box = ProcessBox(spec, group=group, run_id=self._run_id)
         try:
@@ -65,11 +64,6 @@ class ProcessSandbox:
         finally:
             await box.stop()
             await asyncio.to_thread(group.remove)
-
-    def _find(self) -> cgroups.Hierarchy:
-        if self._hierarchy is None:
-            self._hierarchy = cgroups.find()
-        return self._hierarchy
 
 
 class ProcessBox:

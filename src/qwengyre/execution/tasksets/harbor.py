@@ -115,8 +115,9 @@ def _instruction(file: Path) -> str:
 
 def _workdir(workdir: str, file: Path) -> str:
     path = PurePosixPath(workdir)
-    plain = path.is_absolute() and len(path.parts) > 1 and ".." not in path.parts and "\0" not in workdir
-    if not plain or path.parts[1] in _RESERVED:
+    top = path.parts[1:2]
+    plain = path.is_absolute() and ".." not in path.parts and "\0" not in workdir
+    if not plain or not top or top[0] in _RESERVED:
         raise TaskError(f"{file}: environment.workdir={workdir!r}: expected an absolute path outside the system's own")
     return str(path)
 
