@@ -21,8 +21,8 @@ class Section(BaseModel):
 class Run(Section):
     """How long the run is, and the seed of everything random in it."""
 
-    steps: int = Field(2, ge=1)
-    seed: int = Field(0, ge=0)
+    steps: int = Field(default=2, ge=1)
+    seed: int = Field(default=0, ge=0)
 
 
 class Model(Section):
@@ -38,7 +38,7 @@ class Tasks(Section):
 
     kind: str = "quickstart"
     path: str = ""
-    count: int = Field(64, ge=1)
+    count: int = Field(default=64, ge=1)
     split: Literal["train", "held_out"] = "train"
     shuffle: bool = False
 
@@ -57,9 +57,9 @@ class Harness(Section):
     """Host folders bound read-only at the same path (a harness's own virtual environment, say)."""
     args: dict[str, Any] = {}
     """Options of a built-in harness; for `shell`: max_turns, style."""
-    timeout_s: float = Field(300.0, gt=0)
+    timeout_s: float = Field(default=300.0, gt=0)
     """Active time of one execution; queueing and moves do not count."""
-    overall_timeout_s: float = Field(3600.0, gt=0)
+    overall_timeout_s: float = Field(default=3600.0, gt=0)
     """Wall time of one execution, everything included."""
 
 
@@ -69,32 +69,32 @@ class Sandbox(Section):
     kind: str = "bwrap"
     images: dict[str, str] = {}
     """What a task's docker_image means here: a root folder, or `host` (this machine's own /usr, read-only)."""
-    memory_mb: int = Field(1024, ge=16)
-    pids: int = Field(128, ge=4)
-    disk_mb: int = Field(256, ge=1)
-    concurrent: int = Field(4, ge=1)
+    memory_mb: int = Field(default=1024, ge=16)
+    pids: int = Field(default=128, ge=4)
+    disk_mb: int = Field(default=256, ge=1)
+    concurrent: int = Field(default=4, ge=1)
     """Verifiers that one box runs at once."""
 
 
 class Scoring(Section):
     """A failed evaluation is retried on the same frozen work, then the execution is dropped."""
 
-    retries: int = Field(2, ge=0)
-    timeout_s: float = Field(600.0, gt=0)
+    retries: int = Field(default=2, ge=0)
+    timeout_s: float = Field(default=600.0, gt=0)
     """Most wall time of one evaluation, whatever the task says."""
 
 
 class RL(Section):
     """The paper's letters: B groups a step, N executions a group, mu steps a burst, phi look-ahead, Jmax."""
 
-    groups_per_step: int = Field(5, ge=1)
-    group_size: int = Field(8, ge=2)
-    mu: int = Field(1, ge=1)
-    phi: int = Field(0, ge=0)
-    slack: int = Field(0, ge=0)
-    jmax: int = Field(5, ge=1)
-    temperature: float = Field(0.8, gt=0)
-    max_tokens: int = Field(24, ge=1)
+    groups_per_step: int = Field(default=5, ge=1)
+    group_size: int = Field(default=8, ge=2)
+    mu: int = Field(default=1, ge=1)
+    phi: int = Field(default=0, ge=0)
+    slack: int = Field(default=0, ge=0)
+    jmax: int = Field(default=5, ge=1)
+    temperature: float = Field(default=0.8, gt=0)
+    max_tokens: int = Field(default=24, ge=1)
     """Most tokens of one model call; a harness that asks for more gets this."""
 
 
@@ -103,11 +103,11 @@ class Trainer(Section):
 
     kind: str = "torch"
     loss: Literal["cispo"] = "cispo"
-    learning_rate: float = Field(3e-5, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
-    clip_norm: float = Field(1.0, gt=0)
-    microstep_tokens: int = Field(1024, ge=16)
-    max_sequence: int = Field(2048, ge=32)
+    learning_rate: float = Field(default=3e-5, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip_norm: float = Field(default=1.0, gt=0)
+    microstep_tokens: int = Field(default=1024, ge=16)
+    max_sequence: int = Field(default=2048, ge=32)
     """Longest trajectory that can be trained; the window served is the least of model, engine and this."""
 
 
@@ -121,9 +121,9 @@ class Engine(Section):
 class Cells(Section):
     """Elastic cells (and standalone rollout cells, which never train). `executions`: C_e until engines report it."""
 
-    count: int = Field(1, ge=1)
-    standalone: int = Field(0, ge=0)
-    executions: int = Field(64, ge=1)
+    count: int = Field(default=1, ge=1)
+    standalone: int = Field(default=0, ge=0)
+    executions: int = Field(default=64, ge=1)
 
 
 class Policy(Section):
@@ -135,22 +135,22 @@ class Policy(Section):
 class Checkpoint(Section):
     """A HF folder after every `every`-th publish, the newest `keep` of them (0: all)."""
 
-    every: int = Field(1, ge=1)
-    keep: int = Field(2, ge=0)
+    every: int = Field(default=1, ge=1)
+    keep: int = Field(default=2, ge=0)
 
 
 class Gateway(Section):
     """The HTTP door of the harnesses. Port 0 takes a free one; the address is always loopback."""
 
-    port: int = Field(0, ge=0, le=65535)
-    body_limit_mb: int = Field(64, ge=1)
+    port: int = Field(default=0, ge=0, le=65535)
+    body_limit_mb: int = Field(default=64, ge=1)
 
 
 class Cluster(Section):
     """Ray: `local` starts one for this run; an address joins an existing cluster."""
 
     address: str = "local"
-    watchdog_s: float = Field(300.0, gt=0)
+    watchdog_s: float = Field(default=300.0, gt=0)
     """The run ends with exit 1 when nothing has happened for so long."""
 
 

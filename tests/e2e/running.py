@@ -30,7 +30,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def leftovers(run_dir: Path) -> list[str]:
     """Whatever of the newest start of a run is still there: processes, cgroups, its temporary folder."""
     name = json.loads((run_dir / "lock").read_text())["id"]
-    cgroups = [str(p) for p in Path("/sys/fs/cgroup").rglob(f"qwengyre-{name}") if p.is_dir()]
+    cgroups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if path.endswith(f"/qwengyre-{name}")]
     folder = Path(tempfile.gettempdir()) / f"qwengyre-{name}"
     return marked(name) + cgroups + [str(folder)] * folder.exists()
 

@@ -64,7 +64,6 @@ class Box:
 
     async def settle(self, execution: str, query: Query, ending: Ending) -> Settlement:
         """Freeze and hash the work, then grade it. Comes after the token was sealed."""
-        await self._runner_.freeze(execution, query)
         return await self._runner_.settle(execution, query, ending)
 
     async def stop(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qwengyre.cluster.checkpoints import Checkpoint, newest, prune
+from qwengyre.cluster.folder import lines, mend
 from qwengyre.cluster.groups import Groups
 from qwengyre.cluster.journal import Journal, read, replay
 from qwengyre.cluster.prepare import tasks_of
@@ -62,12 +63,15 @@ class Control:
         self._state: State | None = None
         self._world: Cluster | None = None
         self._rows: list[dict[str, Any]] = []
+        for name in ("scores.jsonl", "metrics.jsonl"):
+            mend(spec.run_dir / name)
         self._scores = (spec.run_dir / "scores.jsonl").open("a")
         config, folder = spec.config, spec.run_dir
         self._tasks = tasks_of(config, folder / "tasks")
         recipe = Recipe(config.run.seed, config.rl.jmax, config.trainer.microstep_tokens, spec.max_sequence)
         self._groups = Groups(folder / "calls", config.rl.group_size, recipe)
         self._void: dict[int, str] = {}
+        self._notes: dict[ExecutionId, tuple[Ending, Settlement]] = {}
 
     def checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint, from which a resume starts (None: the model as given)."""
@@ -79,6 +83,8 @@ class Control:
         path = spec.run_dir / "journal.jsonl"
         recovered = self._recover(path) if spec.resume and path.exists() else None
         self._state = recovered or start(plan_of(config))
+        if self._state.done:
+            return self.summary()
         self._journal = Journal(path, plan_of(config))
         clock = run_clock(recovered.at if recovered else 0.0)
         self._world = world = Cluster(
@@ -106,6 +112,8 @@ class Control:
         self._journal.append(event, actions)
         self._state = state
         self._fold(event, actions)
+        if isinstance(event, ev.Settled):
+            self._score(event)
 
     def _fold(self, event: ev.Event, actions: Sequence[Action]) -> None:
         """What control itself keeps of the journal; also run over a recovered one."""
@@ -171,8 +179,12 @@ class Control:
 
     def _recover(self, path: Path) -> State:
         """What the journal says, folded again."""
+        scored = {line["execution"] for line in lines(self._spec.run_dir / "scores.jsonl")}
         for entry in read(path):
             self._fold(entry.event, entry.actions)
+            if isinstance(entry.event, ev.Settled) and str(entry.event.execution) not in scored:
+                self._score(entry.event)
+        self._rows = lines(self._spec.run_dir / "metrics.jsonl")
         return replay(path)
 
     async def _begin(self, world: Cluster, recovered: State | None) -> Sequence[Action]:
@@ -182,7 +194,7 @@ class Control:
         if recovered is None:
             first.append(ev.Started(world.clock()))
         else:
-            first += self._losses(recovered, world)
+            first += await self._losses(recovered, world)
             finished = checkpoint.step if checkpoint else 0
             world.version = recovered.next_version
             first.append(ev.RolledBack(world.clock(), finished, world.version))
@@ -201,11 +213,12 @@ class Control:
         assert self._state is not None
         return begun if recovered is None else asked(self._state)
 
-    def _losses(self, recovered: State, world: Cluster) -> list[ev.Event]:
+    async def _losses(self, recovered: State, world: Cluster) -> list[ev.Event]:
         """Executions that were open when the driver died: reported lost, dropped with a reason, never run twice."""
         running, unsettled = open_executions(recovered)
         events: list[ev.Event] = []
         for execution in (*running, *unsettled):
+            await world.hands.gateway.seal.remote(str(execution))
             if execution in running:
                 events.append(ev.Ended(world.clock(), execution, Ending.LOST))
             settlement = Settlement(Verdict.DROPPED, reason="the run was interrupted while it was open")
@@ -216,8 +229,7 @@ class Control:
     def _truncate_metrics(self, finished: int) -> None:
         """Steps after the checkpoint are trained again: their lines go."""
         path = self._spec.run_dir / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        self._rows = [row for row in map(json.loads, lines) if row["step"] < finished]
+        self._rows = [row for row in self._rows if row["step"] < finished]
         path.write_text("".join(json.dumps(row) + "\n" for row in self._rows))
 
     def _born(self, group: int) -> int:
@@ -228,11 +240,17 @@ class Control:
     # --- what is written down --------------------------------------------------------------------------------------
 
     def _note(self, execution: ExecutionId, ending: Ending, settlement: Settlement) -> None:
-        """A line of `scores.jsonl`."""
+        """Keep what the Settled event does not carry, until that event is in the journal."""
+        self._notes[execution] = ending, settlement
+
+    def _score(self, event: ev.Settled) -> None:
+        """A line of `scores.jsonl`, after the journal's: a kill in between leaves a line to be made up, never two."""
+        unknown = Settlement(event.verdict, event.score, reason="recovered from the journal")
+        ending, settlement = self._notes.pop(event.execution, ("", unknown))
         line = {
             "schema_version": SCHEMA_VERSION,
-            "execution": str(execution),
-            "task": self.query_of(execution.group).name,
+            "execution": str(event.execution),
+            "task": self.query_of(event.execution.group).name,
             "ending": str(ending),
             "verdict": str(settlement.verdict),
             "score": settlement.score,

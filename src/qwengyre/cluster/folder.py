@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from qwengyre import config as configuration
 from qwengyre.config import Config
@@ -82,3 +82,14 @@ class RunFolder:
                         f"--resume: {section}.{key}={value!r} but the run in {self.path} has {before[section][key]!r}; "
                         "resume with the run's own config.toml"
                     )
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a .jsonl file; none when it is absent."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def mend(path: Path) -> None:
+    """Cut off a last line that a kill tore."""
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
