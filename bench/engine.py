@@ -1,14 +1,17 @@
 """Tokens per CPU-second of the embedded engine beside transformers' `generate` and its continuous batching.
 
-    python bench/engine.py [--model tiny|default|both] [--batch 1 8 32 64] [--tokens 24] [--repeats 2] [--json]
+    python bench/engine.py [--model tiny default] [--prompts apart alike] [--batch 1 8 32 64] [--tokens 32]
+                           [--repeats 2] [--json]
 
 One torch thread; CPU-seconds are process time, which resists other load; prefill is included; every contender samples
-at temperature 1 the same number of tokens after the same prompts (32 to 96 random ids). Ours also returns log-probs.
-The contenders take turns in one process and the best of `--repeats` turns counts: read the ratios, not the speeds.
+at temperature 1 the same number of tokens after the same prompts of 32 to 96 random ids: all different (`apart`), or
+8 calls to each (`alike`: a group of executions of one query). Ours also returns log-probs. The contenders take turns
+in one process and the best of `--repeats` turns counts: read the ratios, not the speeds.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import time
@@ -21,8 +24,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 import transformers
-from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from qwengyre.engine.calls import Call
 from qwengyre.engine.embedded import EmbeddedEngine
@@ -87,9 +96,9 @@ def generate(model: Any, prompts: Prompts, tokens: int) -> float:
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": True, "pad_token_id": 0, "top_k": 0}
+    options = {"max_new_tokens": tokens, "do_sample": True, "pad_token_id": 0, "top_k": 0, "eos_token_id": None}
     started = time.process_time()
-    out = model.generate(ids, attention_mask=mask, eos_token_id=None, **(options | {"min_new_tokens": None}))
+    out = model.generate(ids, attention_mask=mask, **options)
     spent = time.process_time() - started
     assert out.shape[1] == longest + tokens
     return spent
@@ -127,24 +136,30 @@ def _exchange(manager: Any, prompts: Prompts, tokens: int) -> int:
 CONTENDERS: dict[str, Contender] = {"ours": ours, "generate": generate, "continuous batching": continuous}
 
 
-def measure(model: Any, batch: int, tokens: int, repeats: int) -> dict[str, float]:
-    """Best tokens per CPU-second of each contender."""
+def make_prompts(vocabulary: int, batch: int, kind: str) -> Prompts:
+    """`batch` prompts of 32 to 96 ids; `alike`: each of them eight times."""
     rng = np.random.default_rng(batch)
-    vocabulary = model.config.vocab_size
-    prompts: Prompts = [rng.integers(3, vocabulary, int(rng.integers(32, 97))).tolist() for _ in range(batch)]
+    copies = min(8, batch) if kind == "alike" else 1
+    made = [rng.integers(3, vocabulary, int(rng.integers(32, 97))).tolist() for _ in range(batch // copies)]
+    return [prompt for prompt in made for _ in range(copies)]
+
+
+def measure(model: Any, prompts: Prompts, tokens: int, repeats: int) -> dict[str, float]:
+    """Best tokens per CPU-second of each contender."""
     spent = {name: float("inf") for name in CONTENDERS}
     for _ in range(repeats):
         for name, contender in CONTENDERS.items():
             spent[name] = min(spent[name], contender(model, prompts, tokens))
-    return {name: batch * tokens / seconds for name, seconds in spent.items()}
+    return {name: len(prompts) * tokens / seconds for name, seconds in spent.items()}
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=[*MODELS, "both"], default="both")
+    parser.add_argument("--model", choices=list(MODELS), nargs="+", default=list(MODELS))
+    parser.add_argument("--prompts", choices=["apart", "alike"], nargs="+", default=["apart", "alike"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 64])
-    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -153,13 +168,16 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
-    for name in MODELS if arguments.model == "both" else [arguments.model]:
+    for name, kind in itertools.product(arguments.model, arguments.prompts):
         model = MODELS[name]()
-        measure(model, 1, 2, 1)
+        measure(model, make_prompts(model.config.vocab_size, 1, kind), 2, 1)
         for batch in arguments.batch:
-            speeds = measure(model, batch, arguments.tokens, arguments.repeats)
+            if batch == 1 and kind == "alike" and "apart" in arguments.prompts:
+                continue
+            prompts = make_prompts(model.config.vocab_size, batch, kind)
+            speeds = measure(model, prompts, arguments.tokens, arguments.repeats)
             best = max(speed for contender, speed in speeds.items() if contender != "ours")
-            rows.append({"model": name, "batch": batch, **speeds, "ratio": speeds["ours"] / best})
+            rows.append({"model": name, "prompts": kind, "batch": batch, **speeds, "ratio": speeds["ours"] / best})
             if not arguments.json:
                 _print_row(rows[-1], header=len(rows) == 1)
     if arguments.json:
@@ -169,9 +187,12 @@ def main() -> None:
 def _print_row(row: dict[str, Any], header: bool) -> None:
     if header:
         print("tokens per CPU-second, one torch thread; ratio = ours / the better of the other two")
-        print(f"{'model':>8} {'batch':>5} {'ours':>9} {'generate':>9} {'cont. b.':>9} {'ratio':>6}", flush=True)
+        print(
+            f"{'model':>8} {'prompts':>7} {'batch':>5} {'ours':>9} {'generate':>9} {'cont. b.':>9} {'ratio':>6}",
+            flush=True,
+        )
     speeds = " ".join(f"{row[name]:9.1f}" for name in CONTENDERS)
-    print(f"{row['model']:>8} {row['batch']:>5} {speeds} {row['ratio']:6.2f}", flush=True)
+    print(f"{row['model']:>8} {row['prompts']:>7} {row['batch']:>5} {speeds} {row['ratio']:6.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -123,6 +123,8 @@ async def test_refusals_of_calls(engine):
         (call(length=1000, max_tokens=25), "too_long"),
         (call(max_tokens=0), "invalid"),
         (call(temperature=-1.0), "invalid"),
+        (call(temperature=1e-30), "invalid"),
+        (call(temperature=float("inf")), "invalid"),
         (call(temperature=float("nan")), "invalid"),
         (Call("x", np.array([263], np.int32), 4), "invalid"),
         (Call("x", np.array([-1], np.int32), 4), "invalid"),
@@ -192,6 +194,23 @@ async def test_a_failure_in_the_torch_thread_answers_every_call(engine, one_mode
     assert await engine.abort() == 0
     with pytest.raises(EngineError, match="serves no more"):
         await engine.load(5)
+
+
+async def test_nobody_waits_for_a_torch_thread_that_is_gone(engine):
+    engine._jobs.put(lambda batch: 1 / 0)
+    for waiting in (engine.abort(), engine.generate(call()), engine.load(4)):
+        with pytest.raises(EngineError, match="ZeroDivisionError"):
+            await asyncio.wait_for(waiting, 20)
+    assert engine.health().status == "failed: ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_broken_weights_are_named(engine, one_model, temperature):
+    with torch.no_grad():
+        one_model.lm_head.weight.fill_(float("nan"))
+    await engine.load(4)
+    with pytest.raises(EngineError, match="version 4 is not finite"):
+        await engine.generate(call(temperature=temperature))
 
 
 async def test_a_model_that_is_not_reproduced_fails_the_start():

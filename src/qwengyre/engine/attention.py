@@ -73,29 +73,39 @@ def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, plan: Plan, sc
 
     query [N, heads, groups, width]; key and value [N, heads, width] of the same N packed tokens.
     """
+    packed = (query, key, value)
+    parts = [*plan.rows, *plan.spans]
+    if len(parts) == 1:
+        return _attend_part(layer, packed, parts[0], scale).flatten(1)
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    for rows in plan.rows:
-        _decode(layer, (query, key, value, out), rows, scale)
-    for span in plan.spans:
-        _prefill(layer, (query, key, value, out), span, scale)
+    for part in parts:
+        end = part.start + part.count
+        mine = (query[part.start : end], key[part.start : end], value[part.start : end])
+        out[part.start : end] = _attend_part(layer, mine, part, scale)
     return out.flatten(1)
 
 
-Packed = tuple[Tensor, Tensor, Tensor, Tensor]
+def _attend_part(
+    layer: int, packed: tuple[Tensor, Tensor, Tensor], part: DecodeRows | PrefillSpan, scale: float | None
+) -> Tensor:
+    """[count, heads, groups, width] of the tokens of one part."""
+    if isinstance(part, DecodeRows):
+        return _decode(layer, packed, part, scale)
+    return _prefill(layer, packed, part, scale)
 
 
-def _decode(layer: int, packed: Packed, rows: DecodeRows, scale: float | None) -> None:
-    query, key, value, out = (tensor[rows.start : rows.start + rows.count] for tensor in packed)
+def _decode(layer: int, packed: tuple[Tensor, Tensor, Tensor], rows: DecodeRows, scale: float | None) -> Tensor:
+    query, key, value = packed
     views = rows.views[layer]
     views.key_slots.index_copy_(0, rows.slots, key)
     views.value_slots.index_copy_(0, rows.slots, value)
     seen_keys = views.keys[: rows.count, :, : rows.longest]
     seen_values = views.values[: rows.count, :, : rows.longest]
-    out.copy_(F.scaled_dot_product_attention(query, seen_keys, seen_values, rows.mask, scale=scale))
+    return F.scaled_dot_product_attention(query, seen_keys, seen_values, rows.mask, scale=scale)
 
 
-def _prefill(layer: int, packed: Packed, span: PrefillSpan, scale: float | None) -> None:
-    query, key, value, out = (tensor[span.start : span.start + span.count] for tensor in packed)
+def _prefill(layer: int, packed: tuple[Tensor, Tensor, Tensor], span: PrefillSpan, scale: float | None) -> Tensor:
+    query, key, value = packed
     end = span.offset + span.count
     span.strip[0, layer, span.offset : end].copy_(key)
     span.strip[1, layer, span.offset : end].copy_(value)
@@ -103,7 +113,7 @@ def _prefill(layer: int, packed: Packed, span: PrefillSpan, scale: float | None)
     seen_values = span.strip[1, layer, :end].transpose(0, 1)
     folded = query.permute(1, 2, 0, 3).flatten(1, 2)  # [heads, groups * count, width]
     result = F.scaled_dot_product_attention(folded[None], seen_keys[None], seen_values[None], span.mask, scale=scale)
-    out.copy_(result[0].unflatten(1, (query.shape[2], span.count)).permute(2, 0, 1, 3))
+    return result[0].unflatten(1, (query.shape[2], span.count)).permute(2, 0, 1, 3)
 
 
 def packed_attention(

@@ -20,6 +20,7 @@ from qwengyre.engine.calls import Call, Completion, Span
 from qwengyre.engine.forward import Decoder
 from qwengyre.engine.kv import LEAST_SHARED, KVShape, PrefixCache, Slab, common_prefix, prefix_key, row_class
 from qwengyre.engine.sampling import sample
+from qwengyre.errors import EngineError
 from qwengyre.types import Ids
 
 _CHUNK = 256
@@ -172,6 +173,8 @@ class Batch:
         temperatures = torch.tensor([running.call.temperature for running in finished], device=device)
         uniforms = torch.tensor([running.rng.random() for running in finished], device=device)
         ids, logprobs = sample(logits, temperatures, uniforms)
+        if not bool(logprobs.isfinite().all()):
+            raise EngineError(f"the model's output under version {self.version} is not finite: its weights are broken")
         self.counts["decode_tokens"] += len(finished)
         for running, token, logprob in zip(finished, ids.tolist(), logprobs.tolist(), strict=True):
             self._append(running, token, logprob)

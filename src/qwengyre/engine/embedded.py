@@ -25,6 +25,7 @@ from qwengyre.errors import EngineError
 
 _LOG = logging.getLogger(__name__)
 _MEMORY_SHARE = 0.25
+_COLDEST, _HOTTEST = 1e-3, 1e3
 _COUNTS = ("prefill_tokens", "reused_tokens", "decode_tokens", "calls", "aborted")
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class EmbeddedEngine:
         self._failure = ""
         self._accepted = 0
         self._live: dict[str, asyncio.Future[Completion]] = {}
+        self._asked: set[asyncio.Future[Any]] = set()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._batch: Batch | None = None
         self._thread: threading.Thread | None = None
@@ -108,6 +110,7 @@ class EmbeddedEngine:
             self._jobs.put(None)
             await asyncio.to_thread(self._thread.join)
             self._thread, self._batch = None, None
+            self._abandon(f"engine {self._name} is stopped")
 
     async def open(self) -> None:
         """Take calls from now on. Raises EngineError while asleep, or when nothing was loaded since the last sleep."""
@@ -213,8 +216,11 @@ class EmbeddedEngine:
 
     def _refuse(self, call: Call) -> None:
         total = len(call.token_ids) + call.max_tokens
-        if call.max_tokens < 1 or not 0 <= call.temperature < float("inf"):
-            raise RefusedCallError("invalid", "max_tokens must be at least 1, temperature finite and not negative")
+        if call.max_tokens < 1:
+            raise RefusedCallError("invalid", f"max_tokens {call.max_tokens} must be at least 1")
+        if call.temperature != 0 and not _COLDEST <= call.temperature <= _HOTTEST:
+            message = f"temperature {call.temperature} must be 0 (greedy) or lie in [{_COLDEST}, {_HOTTEST}]"
+            raise RefusedCallError("invalid", message)
         if len(call.token_ids) == 0 or call.token_ids.min() < 0 or call.token_ids.max() >= self._vocabulary:
             raise RefusedCallError("invalid", f"token_ids must be one or more ids in [0, {self._vocabulary})")
         if total > self._window:
@@ -249,6 +255,8 @@ class EmbeddedEngine:
             else:
                 self._tell(_resolve, future, result, None)
 
+        self._asked.add(future)
+        future.add_done_callback(self._asked.discard)
         self._jobs.put(job)
         return await future
 
@@ -260,9 +268,14 @@ class EmbeddedEngine:
 
     def _fail(self, failure: str) -> None:
         self._failure = failure
-        live, self._live = self._live, {}
-        for future in live.values():
-            _resolve(future, None, EngineError(f"engine {self._name} failed: {failure}"))
+        self._abandon(f"engine {self._name} failed: {failure}")
+
+    def _abandon(self, reason: str) -> None:
+        """Nobody waits for a torch thread that is gone."""
+        waiting = [*self._live.values(), *self._asked]
+        self._live = {}
+        for future in waiting:
+            _resolve(future, None, EngineError(reason))
 
     def _work(self, ready: asyncio.Future[None]) -> None:
         """The torch thread: jobs, then a forward pass, for as long as there are calls; else wait for a job."""
