@@ -12,7 +12,8 @@ def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tens
 
     logits [n, V] float32 (destroyed), temperatures [n] float32 (0 = greedy), uniforms [n] float32 in [0, 1).
     Returns ids [n] int64 and log-probs [n] float32 = log_softmax(logits / T)[id], T = 1 for greedy rows.
-    A row that is not finite gives a log-prob that is not. The id of a row depends on nothing but the row's logits, temperature and uniform number.
+    A row that is not finite gives a log-prob that is not. The id of a row depends on nothing but the row's logits,
+    temperature and uniform number.
     """
     greedy = temperatures == 0
     if not bool((temperatures == 1).all()):
@@ -38,7 +39,7 @@ def _inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     picked, rest = _exceeding(outer, uniforms * outer.sum(-1))
     inner = blocks.gather(1, picked[:, None, None].expand(-1, 1, block))[:, 0]
     within, _ = _exceeding(inner, rest)
-    return picked * block + within
+    return (picked * block + within).clamp_(max=vocabulary - 1)  # rows that are not finite exceed nowhere
 
 
 def _exceeding(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,5 +48,5 @@ def _exceeding(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     running = weights.cumsum(-1)
     total = running[:, -1].contiguous()
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))[:, None]
-    index = torch.searchsorted(running, target, right=True).clamp_(max=weights.shape[1] - 1)  # NaN: no index
+    index = torch.searchsorted(running, target, right=True).clamp_(max=weights.shape[1] - 1)
     return index[:, 0], (target - (running - weights).gather(1, index))[:, 0].clamp_(min=0.0)
