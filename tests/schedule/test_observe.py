@@ -46,6 +46,13 @@ def test_a_roll_back_trains_the_same_groups_again(begin: Callable) -> None:
     assert run.admitted()[2:] == [(0, 0), (1, 1), (2, 2)]
 
 
+def test_groups_come_back_in_the_order_in_which_they_finished(begin: Callable) -> None:
+    run = begin(groups_per_step=3, capacity=6)
+    run.finish(1, 2, 0)
+    run.send(ev.RolledBack, 0, 1)
+    assert run.admitted()[3:] == [(1, 0), (2, 0), (0, 0)]
+
+
 def test_a_roll_back_keeps_what_is_weighed_and_withdraws_the_rest(begin: Callable) -> None:
     run = begin(groups_per_step=2, capacity=4)
     run.finish(0)
@@ -99,6 +106,27 @@ def test_events_that_come_again_change_nothing(begin: Callable) -> None:
         run.send(type(event), *list(vars(event).values())[1:])
         assert run.news == (), event
         assert run.state == before.but(at=run.state.at), event
+
+
+def test_an_execution_ends_once(begin: Callable) -> None:
+    run = begin(capacity=1)
+    for _ in range(2):
+        run.send(ev.Ended, ExecutionId(0, 0), Ending.FINISHED)
+    assert (run.state.ended, run.state.waterlevel) == (1, 3)
+
+
+def test_a_group_with_newer_weights_does_not_fill_a_smaller_step(begin: Callable) -> None:
+    run = begin(groups_per_step=2, capacity=4)
+    run.finish(0)
+    run.void(1)
+    run.train()
+    run.publish()
+    run.finish(2, 3)
+    run.train()
+    run.publish()
+    run.send(ev.RolledBack, 0, 9)
+    assert run.admitted()[3:] == [(0, 0)], "groups 2 and 3 are ready, but have the weights of step 1"
+    assert run.state.room == 0
 
 
 def test_a_placed_that_comes_after_its_ended_is_not_counted(begin: Callable) -> None:

@@ -126,7 +126,7 @@ class State(Frozen):
     """Time of the newest event, seconds of the run."""
     phase: Phase = Phase.BEFORE
     core_lost: bool = False
-    """The core died: only a RolledBack mends it."""
+    """The core died: it stays LOST, and nothing is lent, closed or published, until a RolledBack."""
 
     # executions, numbered group * N + member in the order of the queue
     started: int = 0

@@ -42,11 +42,10 @@ def _decide(turn: Turn) -> None:
     join_waiting(turn)
     place_homeless(turn)
     place_queued(turn)
-    if not turn.state.core_lost:
-        if turn.state.phase is Phase.OPEN:
-            admit(turn)
-        close_step(turn)
-        publish(turn)
+    if turn.state.phase is Phase.OPEN:
+        admit(turn)
+    close_step(turn)
+    publish(turn)
     take_back(turn)
     lend(turn)
 
