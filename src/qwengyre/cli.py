@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-out = Console(highlight=False)
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 Words = Annotated[list[str], typer.Argument(metavar="CONFIG.toml... [section.key=value]...", show_default=False)]
 
@@ -56,7 +56,7 @@ def train(
 def inspect(
     run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
     execution: Annotated[str, typer.Argument(metavar="[EXECUTION]", help="One execution, e.g. 3-0.")] = "",
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Rebuild from the journals and check.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Rebuild it all and compare.")] = False,
 ) -> None:
     """Show a run, or the tree, roles, selection and score of one execution."""
     from qwengyre.observe import inspect as inspection
@@ -94,7 +94,8 @@ def _dry_run(config: Config, folder: Path) -> None:
     out.print(f"sandbox   {config.sandbox.kind}: {prepared.enforcement}", soft_wrap=True)
     out.print(
         f"plan      {plan.steps} steps of {plan.groups_per_step} groups of {plan.group_size} executions, "
-        f"bursts of {plan.mu}, look-ahead {plan.phi}; policy {config.policy.kind}, {plan.cells} cells"
+        f"bursts of {plan.mu}, look-ahead {plan.phi}; policy {config.policy.kind}, cells: {plan.cells}",
+        soft_wrap=True,
     )
 
 

@@ -1,15 +1,17 @@
 """A finished run, read from its folder: everything in it is real, exact and complete."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from running import lines
+from running import lines, qwengyre
 
+from qwengyre.errors import JournalError
 from qwengyre.gateway.journal import read_calls, rebuild
 from qwengyre.model import load
-from qwengyre.trainer.torch import TorchTrainer
+from qwengyre.observe.rebuild import check
 from qwengyre.types import ExecutionId
 
 pytestmark = pytest.mark.e2e
@@ -66,23 +68,22 @@ def test_conditioning_ids_are_the_parent_path_and_the_suffix(tiny_run: Path) -> 
 
 def test_recomputed_logprobs_agree(tiny_run: Path) -> None:
     """With the trainer's own forward, under the weights that the journal names, in fp32."""
-    folders = {0: load.resolve("tiny")}
-    for mark in (tiny_run / "checkpoints").glob("*/run.json"):
-        folders[json.loads(mark.read_text())["version"]] = mark.parent
-    trainers = {version: TorchTrainer(load.causal_lm(folder), optimizer=False) for version, folder in folders.items()}
-    checked = 0
-    for path in (tiny_run / "calls").glob("*.calls"):
-        tree = rebuild(path)
-        for row, runs in tree.versions.items():
-            ids = tree.path_ids(row)
-            start = 0
-            for end, version in runs:
-                offset = len(ids) - len(tree.ids(row))
-                again = trainers[version].logprobs(ids, (len(ids),), tree.temperatures[row])
-                assert np.abs(again[offset + start : offset + end] - tree.logprobs(row)[start:end]).max() < 1e-3
-                checked += end - start
-                start = end
-    assert checked > 100
+    found = check(tiny_run)
+    assert found.calls >= 16
+    assert found.tokens > 100
+    assert found.largest < 1e-3
+    assert not found.missing
+
+
+def test_other_weights_do_not_agree(tiny_run: Path, tmp_path: Path) -> None:
+    """The comparison can fail: the newest checkpoint in place of the one that was sampled from."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(tiny_run, run_dir)
+    shutil.rmtree(run_dir / "checkpoints" / "step-000001")
+    mark = run_dir / "checkpoints" / "step-000002" / "run.json"
+    mark.write_text(json.dumps(json.loads(mark.read_text()) | {"version": 1}))
+    with pytest.raises(JournalError, match="recomputed log-probs differ"):
+        check(run_dir)
 
 
 def test_the_checkpoint_opens_with_from_pretrained(tiny_run: Path) -> None:
@@ -95,3 +96,15 @@ def test_the_checkpoint_opens_with_from_pretrained(tiny_run: Path) -> None:
     before = load.causal_lm(load.resolve("tiny"))
     pairs = zip(model.state_dict().values(), before.state_dict().values(), strict=True)
     assert any(not torch.equal(a, b) for a, b in pairs)
+
+
+def test_inspect_shows_the_run_and_an_execution(tiny_run: Path) -> None:
+    shown = qwengyre("inspect", str(tiny_run))
+    assert shown.returncode == 0, shown.stderr
+    assert "0-0" in shown.stdout
+    assert "ended as configured" in shown.stdout
+    one = qwengyre("inspect", str(tiny_run), "0-1")
+    assert "sampled" in one.stdout
+    assert "trajectory 0" in one.stdout
+    missing = qwengyre("inspect", str(tiny_run), "99-9")
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)

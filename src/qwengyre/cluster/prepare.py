@@ -42,7 +42,8 @@ def prepare(config: Config, scratch: Path, progress: Callable[[str], None]) -> P
     enforcement = sandboxes.build(config.sandbox.kind, run_id="check", scratch=scratch).check()
     tasks = tasks_of(config, scratch)
     model = load.resolve(config.model.name, progress=progress)
-    load.tokenizer(model, config.model.chat_template)
+    if config.model.name not in load.BUILT or config.model.chat_template:  # the built ones are known to be complete
+        load.tokenizer(model, config.model.chat_template)
     window = min(load.window(model), config.trainer.max_sequence)
     if config.rl.max_tokens >= window:
         raise ConfigError(

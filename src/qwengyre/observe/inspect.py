@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from qwengyre.errors import ConfigError
-from qwengyre.gateway.journal import CallLog, read_calls, rebuild
+from qwengyre.gateway.journal import CallLog, read_calls
+from qwengyre.gateway.journal import rebuild as rebuild_tree
 from qwengyre.trajectory.roles import roles
 from qwengyre.trajectory.select import rng_for, select
 from qwengyre.trajectory.tree import Tree
@@ -32,11 +33,13 @@ def show(out: Console, run_dir: Path, execution: str, *, rebuild: bool) -> None:
     else:
         _run(out, run_dir)
     if rebuild:
-        _rebuild(out, run_dir)
+        from qwengyre.observe.rebuild import check
+
+        out.print(str(check(run_dir, lambda line: out.print(line, soft_wrap=True))), soft_wrap=True)
 
 
 def _run(out: Console, run_dir: Path) -> None:
-    steps = Table("step", "weights", "reward", "executions", "calls", "grad norm", "mismatch kl", "staleness", "s")
+    steps = _table("step", "weights", "reward", "executions", "calls", "grad norm", "mismatch kl", "staleness", "s")
     for row in _lines(run_dir / "metrics.jsonl"):
         steps.add_row(
             str(row["step"] + 1),
@@ -50,7 +53,7 @@ def _run(out: Console, run_dir: Path) -> None:
             f"{row['time/step']:.0f}",
         )
     out.print(steps)
-    executions = Table("execution", "task", "ending", "verdict", "score", "calls", "tokens out", "versions", "reason")
+    executions = _table("execution", "task", "ending", "verdict", "score", "calls", "tokens", "weights", "reason")
     for line in _lines(run_dir / "scores.jsonl"):
         log = _calls(run_dir, line["execution"])
         versions = sorted({s.version for call in log for s in call.stretches})
@@ -76,7 +79,7 @@ def _execution(out: Console, run_dir: Path, name: str) -> None:
         raise ConfigError(
             f"{run_dir} has no execution '{name}' with model calls: `qwengyre inspect {run_dir}` lists them"
         )
-    log, tree = read_calls(path), rebuild(path)
+    log, tree = read_calls(path), rebuild_tree(path)
     score = {line["execution"]: line for line in _lines(run_dir / "scores.jsonl")}.get(name)
     if score:
         out.print(
@@ -90,7 +93,7 @@ def _execution(out: Console, run_dir: Path, name: str) -> None:
 
 
 def _tree(out: Console, tree: Tree, log: CallLog) -> None:
-    table = Table("row", "parent", "kind", "tokens", "from", "call", "versions", "trains", title="tree")
+    table = _table("row", "parent", "kind", "tokens", "from", "call", "weights", "trains")
     for row in range(len(tree)):
         sampled = row in tree.versions
         trains = ("withheld" if row in tree.withheld else "yes") if sampled else ""
@@ -134,18 +137,11 @@ def _call(out: Console, call: ModelCall, *, delivered: bool) -> None:
     out.print(f"    assistant: {_short(call.response.get('raw', ''))}", soft_wrap=True, markup=False)
 
 
-def _rebuild(out: Console, run_dir: Path) -> None:
-    """Everything again from the journals: the calls' trees, and the conditioning of every call."""
-    calls = 0
-    for path in sorted((run_dir / "calls").glob("*.calls")):
-        tree, log = rebuild(path), read_calls(path)
-        rows = {tree.calls[row]: row for row in tree.versions}
-        for call in log.calls:
-            path_ids = np.concatenate([tree.path_ids(call.parent), call.suffix, call.output])
-            if not np.array_equal(tree.path_ids(rows[call.call]), path_ids):
-                raise ConfigError(f"{path}, call {call.call}: its path is not parent path + suffix + output")
-            calls += 1
-    out.print(f"rebuilt: {calls} calls, each conditioned on its parent's path + its suffix")
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=column != "reason")
+    return table
 
 
 def _calls(run_dir: Path, name: str) -> Sequence[ModelCall]:
