@@ -29,7 +29,7 @@ _COLDEST, _HOTTEST = 1e-3, 1e3
 _COUNTS = ("prefill_tokens", "reused_tokens", "decode_tokens", "calls", "aborted")
 
 T = TypeVar("T")
-Job = Callable[[Batch], None]
+Job = Callable[[Batch], object]
 Weights = Mapping[str, torch.Tensor] | Callable[[], None]
 
 
@@ -186,7 +186,7 @@ class EmbeddedEngine:
             return await future
         finally:
             if future.cancelled():
-                self._jobs.put(lambda batch: batch.abort([call.request_id]) and None)
+                self._jobs.put(lambda batch: batch.abort([call.request_id]))
 
     async def abort(self, request_ids: list[str] | None = None) -> int:
         """End calls (None: all) with their partial output; returns how many were running or queued."""

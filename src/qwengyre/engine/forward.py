@@ -124,11 +124,12 @@ class LeanDecoder:
     """The Llama family, written out. Keeps references to the module's parameter objects."""
 
     def __init__(self, model: nn.Module, window: int) -> None:
-        body: Any = model.get_decoder()  # pyright: ignore
+        whole: Any = model
+        body = whole.get_decoder()
         shape = kv_shape(model)
         self._embed: Tensor = body.embed_tokens.weight
         self._norm = _Norm(body.norm)
-        self._head = _Product(model.get_output_embeddings())
+        self._head = _Product(whole.get_output_embeddings())
         positions = torch.arange(window, device=shape.device)[None]
         cosine, sine = body.rotary_emb(torch.empty(0, dtype=shape.dtype, device=shape.device), positions)
         half = shape.width // 2
