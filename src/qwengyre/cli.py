@@ -117,6 +117,9 @@ def _train(config: Config, folder: "RunFolder", resume: bool) -> None:
     shown = view(out)
     try:
         summary = ray.train(config, folder, prepared, resume=resume, view=shown)
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command with --run-dir {folder.path} --resume continues it", file=sys.stderr)
+        raise
     finally:
         shown.close()
         folder.release()
@@ -131,8 +134,6 @@ def main() -> None:
         app()
     except QwenGyreError as error:
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _fail("interrupted; continue with --resume", 130)
     except Exception as error:
         if os.environ.get("QWENGYRE_TRACEBACK"):
             traceback.print_exc()

@@ -103,7 +103,9 @@ class Driver:
         while True:
             done, _ = ray.wait([result], timeout=POLL_S)
             if done:
-                return _get(result, 10)
+                summary = _get(result, 10)
+                self.view(_get(control.status.remote(), PING_S))  # steps that closed since the last look
+                return summary
             status = _get(control.status.remote(), PING_S)
             self.view(status)
             if status["alive"] != alive:
