@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 torch.set_num_threads(1)
+CHUNK = 256
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 263,
@@ -81,7 +82,7 @@ class Stepped:
         from qwengyre.engine.forward import choose_decoder, kv_shape
 
         decoder = choose_decoder(model, window)
-        self.batch = Batch(decoder, kv_shape(model), window, max_batch, kv_tokens or 16 * window)
+        self.batch = Batch(decoder, kv_shape(model), window, max_batch, kv_tokens or 16 * window, CHUNK)
         self.done: dict[str, Any] = {}
 
     def submit(
@@ -112,6 +113,12 @@ class Stepped:
 @pytest.fixture
 def stepped() -> type[Stepped]:
     return Stepped
+
+
+@pytest.fixture
+def chunk() -> int:
+    """Prompt tokens a pass in `stepped`."""
+    return CHUNK
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
-from qwengyre.engine.batch import _CHUNK
+from qwengyre.engine.batch import chunk_tokens
 
 
 def prompts(rng, lengths):
@@ -135,9 +136,9 @@ def test_stop_ids_end_a_call_and_are_part_of_its_output(one_model, stepped, rng)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5], ids=["queued", "prefilling", "still prefilling", "decoding"])
-def test_abort_returns_the_partial_output_once(one_model, stepped, rng, steps):
+def test_abort_returns_the_partial_output_once(one_model, stepped, rng, chunk, steps):
     run = stepped(one_model, window=1024)
-    long, other = prompts(rng, (2 * _CHUNK + 40, 12))
+    long, other = prompts(rng, (2 * chunk + 40, 12))
     run.submit("a", long, 100, 1.0)
     for _ in range(steps):
         run.batch.step()
@@ -177,8 +178,6 @@ def test_a_natural_stop_wins_over_an_abort(one_model, stepped, rng):
 
 def test_new_weights_in_mid_call_make_two_spans_and_exact_logprobs(model, stepped, reference, rng):
     import copy
-
-    import torch
 
     run = stepped(model)
     old = copy.deepcopy(model)
@@ -258,14 +257,14 @@ def test_a_long_prompt_does_not_stall_the_others(one_model, stepped, rng):
     assert len(run.done["long"].token_ids) == 2
 
 
-def test_a_pass_takes_at_most_a_chunk_of_prompts(one_model, stepped, rng):
+def test_a_pass_takes_at_most_a_chunk_of_prompts(one_model, stepped, rng, chunk):
     run = stepped(one_model, window=1024)
     for i, prompt in enumerate(prompts(rng, (300, 300, 300))):
         run.submit(str(i), prompt, 2)
     before = 0
     while len(run.batch):
         run.batch.step()
-        assert run.count("prefill_tokens") - before <= _CHUNK
+        assert run.count("prefill_tokens") - before <= chunk
         before = run.count("prefill_tokens")
     assert before == 900
 
@@ -299,3 +298,10 @@ def test_no_memory_is_left_after_many_calls(one_model, stepped, rng):
     assert run.batch.kv_used == run.batch._cache.tokens <= 512
     run.batch.free()
     assert run.batch.kv_used == 0
+
+
+def test_a_chunk_is_about_the_same_work_for_every_model():
+    cpu = torch.device("cpu")
+    assert chunk_tokens(135_000_000, cpu) == 256
+    assert chunk_tokens(1000, cpu) == chunk_tokens(8 * 10**9, torch.device("cuda")) == 1024
+    assert chunk_tokens(8 * 10**9, cpu) == 64

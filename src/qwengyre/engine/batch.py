@@ -1,7 +1,7 @@
 """Continuous batching: which tokens of which calls run in the next forward pass. Synchronous, one thread.
 
 A call is waiting or active. An active call has `computed` tokens with keys and values and `size` tokens known; a pass
-takes one token of every call that decodes, and up to `_CHUNK` tokens of calls that still prefill, so that a long
+takes one token of every call that decodes, and up to a chunk of tokens of calls that still prefill, so that a long
 prompt never stalls the others for more than a chunk. A call whose last known token is computed gets its next token.
 """
 
@@ -23,7 +23,14 @@ from qwengyre.engine.sampling import sample
 from qwengyre.errors import EngineError
 from qwengyre.types import Ids
 
-_CHUNK = 256
+_CHUNK_WORK = 256 * 135_000_000  # parameters x tokens: about half a second of one CPU core
+_LEAST_CHUNK, _LARGEST_CHUNK = 64, 1024
+
+
+def chunk_tokens(parameters: int, device: torch.device) -> int:
+    """Prompt tokens a pass: as many as take about half a second on a CPU core, in bounds; the most on other devices."""
+    wanted = _CHUNK_WORK // parameters if device.type == "cpu" else _LARGEST_CHUNK
+    return min(_LARGEST_CHUNK, max(_LEAST_CHUNK, wanted))
 
 
 @dataclass(eq=False)
@@ -77,7 +84,9 @@ class Running:
 class Batch:
     """All calls of an engine. `counts` only grow: prefill_tokens, reused_tokens, decode_tokens, calls, aborted."""
 
-    def __init__(self, decoder: Decoder, shape: KVShape, window: int, max_batch: int, kv_tokens: int) -> None:
+    def __init__(
+        self, decoder: Decoder, shape: KVShape, window: int, max_batch: int, kv_tokens: int, chunk: int
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self.version = 0
         self._window = window
@@ -85,6 +94,7 @@ class Batch:
         self._shape = shape
         self._max_batch = max_batch
         self._kv_tokens = kv_tokens
+        self._chunk = chunk
         self._waiting: list[Running] = []
         self._active: list[Running] = []
         self._cache = PrefixCache()
@@ -358,9 +368,9 @@ class Batch:
         queue = [running for running in self._active if running.strip is not None]
         if not queue:
             return
-        oldest, left = queue[0], _CHUNK
+        oldest, left = queue[0], self._chunk
         granted = dict.fromkeys(queue, 0)
-        for running, most in [(oldest, _CHUNK // 2), *((r, _CHUNK) for r in sorted(queue, key=_remaining))]:
+        for running, most in [(oldest, self._chunk // 2), *((r, self._chunk) for r in sorted(queue, key=_remaining))]:
             share = min(left, most, _remaining(running) - granted[running])
             granted[running] += share
             left -= share

@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch import nn
 
-from qwengyre.engine.batch import Batch
+from qwengyre.engine.batch import Batch, chunk_tokens
 from qwengyre.engine.calls import Call, Completion, EngineClosedError, Health, RefusedCallError
 from qwengyre.engine.forward import choose_decoder, kv_shape
 from qwengyre.engine.server import EngineServer, build_app
@@ -296,7 +296,8 @@ class EmbeddedEngine:
         torch.set_num_threads(1)
         shape = kv_shape(self._model)
         decoder = choose_decoder(self._model, self._window)
-        self._batch = Batch(decoder, shape, self._window, self._max_batch, self._kv_tokens)
+        chunk = chunk_tokens(sum(parameter.numel() for parameter in self._model.parameters()), shape.device)
+        self._batch = Batch(decoder, shape, self._window, self._max_batch, self._kv_tokens, chunk)
         self._batch.version = self._version
         return self._batch
 
