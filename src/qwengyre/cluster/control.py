@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from qwengyre.cluster.checkpoints import Checkpoint, newest, prune
+from qwengyre.cluster.crew import Hands, run_clock
 from qwengyre.cluster.folder import lines, mend
 from qwengyre.cluster.groups import Groups
 from qwengyre.cluster.journal import Journal, read, replay
 from qwengyre.cluster.prepare import tasks_of
 from qwengyre.cluster.record import SCHEMA_VERSION, StepRecord
-from qwengyre.cluster.world import Cluster, Hands, run_clock
+from qwengyre.cluster.world import Cluster
 from qwengyre.config import Config
 from qwengyre.loop import run
 from qwengyre.schedule import events as ev
@@ -73,6 +74,11 @@ class Control:
         self._void: dict[int, str] = {}
         self._notes: dict[ExecutionId, tuple[Ending, Settlement]] = {}
 
+    @property
+    def learning_rate(self) -> float:
+        """Constant over the run."""
+        return self._spec.config.trainer.learning_rate
+
     def checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint, from which a resume starts (None: the model as given)."""
         return newest(self._spec.run_dir) if self._spec.resume else None
@@ -87,18 +93,7 @@ class Control:
             return self.summary()
         self._journal = Journal(path, plan_of(config))
         clock = run_clock(recovered.at if recovered else 0.0)
-        self._world = world = Cluster(
-            hands=hands,
-            groups=self._groups,
-            clock=clock,
-            query_of=self.query_of,
-            note=self._note,
-            closed=self._closed,
-            checkpoint_for=self._checkpoint_for,
-            completed=self._completed,
-            born=self._born,
-            learning_rate=config.trainer.learning_rate,
-        )
+        self._world = world = Cluster(hands, self._groups, self, clock)
         try:
             actions = await self._begin(world, recovered)
             self._state = await run(self._state, actions, world, self)
@@ -129,14 +124,14 @@ class Control:
     async def status(self) -> dict[str, Any]:
         """What the progress view and the watchdog read."""
         state, world = self._state, self._world
-        if state is None or world is None or not world.live:
+        if state is None or world is None or not world.crew.live:
             return {"phase": "starting", "alive": 0, "waiting": ["control waits for the cells to load the model"]}
         tokens, calls = await world.pulse()
         return {
             "phase": "done" if state.done else "running",
-            "alive": world.done_work + tokens,
+            "alive": world.reported + tokens,
             "calls": calls,
-            "at": world.clock(),
+            "at": world.crew.clock(),
             "step": state.finished_steps,
             "steps": state.plan.steps,
             "version": state.version,
@@ -144,7 +139,7 @@ class Control:
             "dispatched": state.dispatched,
             "placed": state.started,
             "ended": state.ended,
-            "backlog": [len(world.ledger.pending), len(world.ledger.claimed)],
+            "backlog": [len(world.training.ledger.pending), len(world.training.ledger.claimed)],
             "rows": self._rows,
             "waiting": waiting(state),
         }
@@ -192,18 +187,20 @@ class Control:
         checkpoint = self.checkpoint()
         first: list[ev.Event] = []
         if recovered is None:
-            first.append(ev.Started(world.clock()))
+            first.append(ev.Started(world.crew.clock()))
         else:
             first += await self._losses(recovered, world)
             finished = checkpoint.step if checkpoint else 0
-            world.version = recovered.next_version
-            first.append(ev.RolledBack(world.clock(), finished, world.version))
+            world.crew.version = recovered.next_version
+            first.append(ev.RolledBack(world.crew.clock(), finished, world.crew.version))
             self._truncate_metrics(finished)
         folder = checkpoint.folder if checkpoint else None
-        reports = await asyncio.gather(*(cell.start.remote(world.version, folder) for cell in world.hands.cells))
+        reports = await asyncio.gather(
+            *(cell.start.remote(world.crew.version, folder) for cell in world.crew.hands.cells)
+        )
         for report in reports:
-            await world.join(report)
-            first.append(ev.CellReady(world.clock(), report.cell, report.incarnation, report.capacity))
+            await world.moves.join(report)
+            first.append(ev.CellReady(world.crew.clock(), report.cell, report.incarnation, report.capacity))
         begun: list[Action] = []
         for event in first:
             assert self._state is not None
@@ -218,12 +215,12 @@ class Control:
         running, unsettled = open_executions(recovered)
         events: list[ev.Event] = []
         for execution in (*running, *unsettled):
-            await world.hands.gateway.seal.remote(str(execution))
+            await world.crew.hands.gateway.seal.remote(str(execution))
             if execution in running:
-                events.append(ev.Ended(world.clock(), execution, Ending.LOST))
+                events.append(ev.Ended(world.crew.clock(), execution, Ending.LOST))
             settlement = Settlement(Verdict.DROPPED, reason="the run was interrupted while it was open")
-            self._note(execution, Ending.LOST, settlement)
-            events.append(ev.Settled(world.clock(), execution, settlement.verdict, 0.0))
+            self.note(execution, Ending.LOST, settlement)
+            events.append(ev.Settled(world.crew.clock(), execution, settlement.verdict, 0.0))
         return events
 
     def _truncate_metrics(self, finished: int) -> None:
@@ -232,14 +229,14 @@ class Control:
         self._rows = [row for row in self._rows if row["step"] < finished]
         path.write_text("".join(json.dumps(row) + "\n" for row in self._rows))
 
-    def _born(self, group: int) -> int:
+    def born(self, group: int) -> int:
         """v_d of a group: steps contained in the weights it was dispatched with."""
         assert self._state is not None
         return self._state.groups[group].born
 
     # --- what is written down --------------------------------------------------------------------------------------
 
-    def _note(self, execution: ExecutionId, ending: Ending, settlement: Settlement) -> None:
+    def note(self, execution: ExecutionId, ending: Ending, settlement: Settlement) -> None:
         """Keep what the Settled event does not carry, until that event is in the journal."""
         self._notes[execution] = ending, settlement
 
@@ -261,20 +258,20 @@ class Control:
         self._scores.write(json.dumps(line) + "\n")
         self._scores.flush()
 
-    def _closed(self, record: StepRecord) -> None:
+    def closed(self, record: StepRecord) -> None:
         """A line of `metrics.jsonl`."""
         row = record.row()
         self._rows.append(row)
         with (self._spec.run_dir / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def _checkpoint_for(self, version: int, steps: int) -> Checkpoint | None:
+    def checkpoint_for(self, version: int, steps: int) -> Checkpoint | None:
         """Due at every `checkpoint.every`-th publish, and at the last one."""
         bursts = -(-steps // self._spec.config.rl.mu)
         due = bursts % self._spec.config.checkpoint.every == 0 or steps >= self._spec.config.run.steps
         folder = self._spec.run_dir / "checkpoints" / f"step-{steps:06d}"
         return Checkpoint(folder, steps, version) if due else None
 
-    def _completed(self, checkpoint: Checkpoint) -> None:
+    def completed(self, checkpoint: Checkpoint) -> None:
         checkpoint.complete()
         prune(self._spec.run_dir, self._spec.config.checkpoint.keep)

@@ -23,10 +23,10 @@ from ray import exceptions
 from qwengyre.cluster.boxes import Box, BoxSpec
 from qwengyre.cluster.cell import Cell, CellSpec
 from qwengyre.cluster.control import Control, ControlSpec
+from qwengyre.cluster.crew import Hands
 from qwengyre.cluster.folder import RunFolder
 from qwengyre.cluster.gateways import GatewayProcess, GatewaySpec
 from qwengyre.cluster.prepare import Prepared, harness_of
-from qwengyre.cluster.world import Hands
 from qwengyre.config import Config
 from qwengyre.errors import MachineError, QwenGyreError, RunError
 from qwengyre.types import Sampling

@@ -1,0 +1,95 @@
+"""The actors of a run and what control knows of them; shared by the parts that do the scheduler's actions."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from qwengyre.cluster.cell import CellReport
+from qwengyre.cluster.checkpoints import Checkpoint
+from qwengyre.cluster.record import StepRecord
+from qwengyre.types import Ending, ExecutionId, Query, Role, Settlement
+
+
+@dataclass(frozen=True)
+class Hands:
+    """Handles of the actors (or anything whose `method.remote(...)` can be awaited)."""
+
+    gateway: Any
+    box: Any
+    cells: tuple[Any, ...]
+
+
+@dataclass
+class Live:
+    """A cell that listens. `feed` is the task that hands it micro-steps while it trains."""
+
+    report: CellReport
+    role: Role = Role.TO_ROLLOUT
+    feed: asyncio.Task[None] | None = None
+
+
+@dataclass
+class Crew:
+    """`clock` gives seconds of the run; `report(EventClass, *fields)` tells the scheduler what happened."""
+
+    hands: Hands
+    clock: Callable[[], float]
+    report: Callable[..., None]
+    live: dict[int, Live] = field(default_factory=dict[int, Live])
+    version: int = 0
+    """The published weights."""
+
+    def handle(self, cell: int) -> Any:
+        """The actor of a cell."""
+        return self.hands.cells[cell]
+
+    @property
+    def core(self) -> Any:
+        """The actor that holds the authoritative weights and the only optimizer."""
+        return self.hands.cells[0]
+
+    @property
+    def rolling(self) -> list[int]:
+        """Cells that take calls."""
+        return [cell for cell, live in self.live.items() if live.role is Role.ROLLOUT]
+
+
+class Books(Protocol):
+    """What control keeps of a run, and is asked or told."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Constant over the run."""
+        ...
+
+    def query_of(self, group: int) -> Query:
+        """The task of a group."""
+        ...
+
+    def born(self, group: int) -> int:
+        """v_d of a group: steps contained in the weights it was dispatched with."""
+        ...
+
+    def note(self, execution: ExecutionId, ending: Ending, settlement: Settlement) -> None:
+        """Keep a settlement until its event is in the journal."""
+        ...
+
+    def closed(self, record: StepRecord) -> None:
+        """A step is closed."""
+        ...
+
+    def checkpoint_for(self, version: int, steps: int) -> Checkpoint | None:
+        """The checkpoint that is due with the publish of `version`, which contains `steps` steps."""
+        ...
+
+    def completed(self, checkpoint: Checkpoint) -> None:
+        """Its weights are on disk: mark it complete."""
+        ...
+
+
+def run_clock(start: float) -> Callable[[], float]:
+    """Monotonic seconds of the run, continued from `start` on resume."""
+    origin = time.monotonic() - start
+    return lambda: time.monotonic() - origin
