@@ -82,8 +82,7 @@ def _config(words: list[str]) -> tuple[Config, str]:
 def _dry_run(config: Config, folder: Path) -> None:
     import tempfile
 
-    from qwengyre.cluster.control import plan_of
-    from qwengyre.cluster.prepare import prepare
+    from qwengyre.cluster.prepare import plan_of, prepare
 
     with tempfile.TemporaryDirectory(prefix="qwengyre-") as scratch:
         prepared = prepare(config, Path(scratch), out.print)
@@ -94,7 +93,8 @@ def _dry_run(config: Config, folder: Path) -> None:
     out.print(f"sandbox   {config.sandbox.kind}: {prepared.enforcement}", soft_wrap=True)
     out.print(
         f"plan      {plan.steps} steps of {plan.groups_per_step} groups of {plan.group_size} executions, "
-        f"bursts of {plan.mu}, look-ahead {plan.phi}; policy {config.policy.kind}, cells: {plan.cells}",
+        f"bursts of {plan.mu}, look-ahead {plan.phi}; policy {config.policy.kind}, "
+        f"cells: {plan.cells} elastic, {plan.standalone} standalone",
         soft_wrap=True,
     )
 

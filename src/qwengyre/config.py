@@ -119,7 +119,10 @@ class Engine(Section):
 
 
 class Cells(Section):
-    """Elastic cells (and standalone rollout cells, which never train). `executions`: C_e until engines report it."""
+    """`count` elastic cells, of which the first is the core, and `standalone` rollout cells, which never train.
+
+    `executions`: C_e, unfinished executions that one cell takes.
+    """
 
     count: int = Field(default=1, ge=1)
     standalone: int = Field(default=0, ge=0)
@@ -127,9 +130,18 @@ class Cells(Section):
 
 
 class Policy(Section):
-    """How cells move. A name sets everything; see `schedule/state.py` for what it sets."""
+    """How cells move between rollout and training.
+
+    `elastic`: one cell at a time, the core first, as soon as the cells that stay have room for every unfinished
+    execution; all return at the burst's end. `colocate`: all cells roll out until the burst's data are complete, then
+    all train. `async`: the first `training` cells always train, the rest (and the standalone ones) always roll out.
+    """
 
     kind: Literal["elastic", "colocate", "async"] = "elastic"
+    training: int = Field(default=1, ge=1)
+    """Cells that train, for `async`."""
+    streaming: bool | Literal["auto"] = "auto"
+    """Whether a finished group is trained before its step's other groups are there. `auto`: for `elastic` only."""
 
 
 class Checkpoint(Section):

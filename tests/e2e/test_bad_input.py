@@ -89,5 +89,5 @@ def test_an_unwritable_folder(tmp_path: Path) -> None:
     assert "--run-dir" in done.stderr
 
 
-def test_more_cells_than_this_version_runs(tmp_path: Path) -> None:
-    refused(tmp_path, "cells.count=2", says="one elastic cell")
+def test_a_policy_that_leaves_no_cell_for_rollout(tmp_path: Path) -> None:
+    refused(tmp_path, "policy.kind=async", says="none rolls out")

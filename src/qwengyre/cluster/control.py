@@ -15,35 +15,18 @@ from qwengyre.cluster.crew import Hands, run_clock
 from qwengyre.cluster.folder import lines, mend
 from qwengyre.cluster.groups import Groups
 from qwengyre.cluster.journal import Journal, read, replay
-from qwengyre.cluster.prepare import tasks_of
+from qwengyre.cluster.prepare import plan_of, tasks_of
 from qwengyre.cluster.record import SCHEMA_VERSION, StepRecord
 from qwengyre.cluster.world import Cluster
 from qwengyre.config import Config
 from qwengyre.loop import run
 from qwengyre.schedule import events as ev
 from qwengyre.schedule.actions import Action, Void
-from qwengyre.schedule.state import Plan, State
+from qwengyre.schedule.state import State
 from qwengyre.schedule.step import asked, open_executions, start, step
 from qwengyre.schedule.waiting import waiting
 from qwengyre.trajectory.pack import Recipe
 from qwengyre.types import Ending, ExecutionId, Query, Settlement, Verdict
-
-
-def plan_of(config: Config) -> Plan:
-    """The scheduler's plan: the paper's letters and what the policy's name sets."""
-    rl, cells = config.rl, config.cells
-    return Plan.for_policy(
-        config.policy.kind,
-        cells=cells.count,
-        standalone=cells.standalone,
-        groups_per_step=rl.groups_per_step,
-        group_size=rl.group_size,
-        steps=config.run.steps,
-        mu=rl.mu,
-        phi=rl.phi,
-        slack=rl.slack,
-        capacity=cells.executions,
-    )
 
 
 @dataclass(frozen=True)

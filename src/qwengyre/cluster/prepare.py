@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from qwengyre.errors import ConfigError, MachineError
 from qwengyre.execution.sandboxes.base import Enforcement
 from qwengyre.execution.tasksets import build as tasksets
 from qwengyre.execution.tasksets.base import TaskSet
+from qwengyre.schedule.plan import Plan, Policy
 from qwengyre.types import Limits
 
 
@@ -34,8 +35,7 @@ def prepare(config: Config, scratch: Path, progress: Callable[[str], None]) -> P
     from qwengyre.execution.sandboxes import build as sandboxes
     from qwengyre.model import load
 
-    if config.cells.count + config.cells.standalone > 1:
-        raise ConfigError("cells.count and cells.standalone: this version runs one elastic cell; set 1 and 0")
+    plan_of(config)
     _check_port(config.gateway.port)
     harnesses.build(**harness_of(config))
     sandboxes.check_images(config.sandbox.images)
@@ -51,6 +51,25 @@ def prepare(config: Config, scratch: Path, progress: Callable[[str], None]) -> P
             "(the least of the model's and trainer.max_sequence): lower the first or raise the second"
         )
     return Prepared(model, window, load.eos_ids(model), _said(enforcement), len(tasks))
+
+
+def plan_of(config: Config) -> Plan:
+    """The scheduler's plan: the paper's letters, and what the policy's keys set. Raises ConfigError."""
+    rl, cells, policy = config.rl, config.cells, Policy.named(config.policy.kind, config.policy.training)
+    if config.policy.streaming != "auto":
+        policy = replace(policy, streaming=config.policy.streaming)
+    return Plan(
+        cells=cells.count,
+        standalone=cells.standalone,
+        groups_per_step=rl.groups_per_step,
+        group_size=rl.group_size,
+        steps=config.run.steps,
+        mu=rl.mu,
+        phi=rl.phi,
+        slack=rl.slack,
+        capacity=cells.executions,
+        policy=policy,
+    )
 
 
 def tasks_of(config: Config, folder: Path) -> TaskSet:

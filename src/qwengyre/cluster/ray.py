@@ -85,7 +85,8 @@ class Driver:
         gateway = self._actor(GatewayProcess, "gateway-0", self._gateway_spec())
         box = self._actor(Box, "box-0", self._box_spec())
         cells = tuple(
-            self._actor(Cell, f"cell-{index}", self._cell_spec(index)) for index in range(self.config.cells.count)
+            self._actor(Cell, f"cell-{index}", self._cell_spec(index))
+            for index in range(self.config.cells.count + self.config.cells.standalone)
         )
         try:
             _get(gateway.start.remote(control), 120)
