@@ -16,7 +16,7 @@ from qwengyre.cluster.folder import lines, mend
 from qwengyre.cluster.groups import Groups
 from qwengyre.cluster.journal import Journal, read, replay
 from qwengyre.cluster.prepare import plan_of, tasks_of
-from qwengyre.cluster.record import SCHEMA_VERSION, StepRecord
+from qwengyre.cluster.record import SCHEMA_VERSION, MoveRecord, StepRecord, sum_moves
 from qwengyre.cluster.world import Cluster
 from qwengyre.config import Config
 from qwengyre.loop import run
@@ -47,9 +47,10 @@ class Control:
         self._state: State | None = None
         self._world: Cluster | None = None
         self._rows: list[dict[str, Any]] = []
-        for name in ("scores.jsonl", "metrics.jsonl"):
+        for name in ("scores.jsonl", "metrics.jsonl", "moves.jsonl"):
             mend(spec.run_dir / name)
         self._scores = (spec.run_dir / "scores.jsonl").open("a")
+        self._moves = lines(spec.run_dir / "moves.jsonl")
         config, folder = spec.config, spec.run_dir
         self._tasks = tasks_of(config, folder / "tasks")
         recipe = Recipe(config.run.seed, config.rl.jmax, config.trainer.microstep_tokens, spec.max_sequence)
@@ -124,6 +125,8 @@ class Control:
             "ended": state.ended,
             "backlog": [len(world.training.ledger.pending), len(world.training.ledger.claimed)],
             "rows": self._rows,
+            "moves": self._moves,
+            "phases": dict(world.moves.now),
             "waiting": waiting(state),
         }
 
@@ -139,6 +142,7 @@ class Control:
             "groups": {"dispatched": state.next_group, "void": {str(g): why for g, why in self._void.items()}},
             "reward": [row["reward/mean"] for row in self._rows],
             "grad_norm": [row["actor/grad_norm"] for row in self._rows],
+            "moves": sum_moves(self._moves),
             "seconds": round(state.at, 2),
         }
 
@@ -246,6 +250,13 @@ class Control:
         row = record.row()
         self._rows.append(row)
         with (self._spec.run_dir / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def moved(self, record: MoveRecord) -> None:
+        """A line of `moves.jsonl`."""
+        row = record.row()
+        self._moves.append(row)
+        with (self._spec.run_dir / "moves.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
 
     def checkpoint_for(self, version: int, steps: int) -> Checkpoint | None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from qwengyre.cluster.cell import CellReport
 from qwengyre.cluster.checkpoints import Checkpoint
-from qwengyre.cluster.record import StepRecord
+from qwengyre.cluster.record import MoveRecord, StepRecord
 from qwengyre.types import Ending, ExecutionId, Query, Role, Settlement
 
 
@@ -78,6 +78,10 @@ class Books(Protocol):
 
     def closed(self, record: StepRecord) -> None:
         """A step is closed."""
+        ...
+
+    def moved(self, record: MoveRecord) -> None:
+        """A move is over, whatever became of it."""
         ...
 
     def checkpoint_for(self, version: int, steps: int) -> Checkpoint | None:

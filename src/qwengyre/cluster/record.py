@@ -1,4 +1,4 @@
-"""One line a training step, computed from what happened, outside the rules. Names follow verl's habit."""
+"""One line a training step (names follow verl's habit), and one a move of a cell: what happened, outside the rules."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,61 @@ class GroupSummary:
     targets: int
     """Selected trainable tokens."""
     calls: int
+
+
+@dataclass
+class MoveRecord:
+    """One transition of a cell, from the first phase to the last. Times in seconds of the run."""
+
+    cell: int
+    incarnation: int
+    role: str
+    """What was asked: rollout or training."""
+    at: float
+    live: int
+    """Unfinished executions at home here when it began: re-homed, or suspended with the cell."""
+    outcome: str = ""
+    """What became of it: the role, the other role (compensated), or lost."""
+    failed: str = ""
+    """The phase that failed, and why."""
+    calls: int = 0
+    """Model calls interrupted here; they continue at their new place."""
+    tokens: int = 0
+    """Their output tokens so far, which they keep."""
+    kv_moved: int = 0
+    """Tokens whose keys and values went to the new place."""
+    kv_recomputed: int = 0
+    """Tokens of interrupted calls that their new place computes again."""
+    phases: dict[str, float] = field(default_factory=dict[str, float])
+
+    def row(self) -> dict[str, Any]:
+        """The line of `moves.jsonl`."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "cell": self.cell,
+            "incarnation": self.incarnation,
+            "role": self.role,
+            "outcome": self.outcome,
+            "failed": self.failed,
+            "at": round(self.at, 3),
+            "seconds": round(sum(self.phases.values()), 3),
+            "phases": {name: round(seconds, 3) for name, seconds in self.phases.items()},
+            "live_executions": self.live,
+            "calls_continued": self.calls,
+            "tokens_kept": self.tokens,
+            "kv_moved": self.kv_moved,
+            "kv_recomputed": self.kv_recomputed,
+        }
+
+
+MOVE_SUMS = ("calls_continued", "tokens_kept", "kv_moved", "kv_recomputed")
+
+
+def sum_moves(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `summary.json` says of a run's moves."""
+    sums = {name: sum(row[name] for row in rows) for name in MOVE_SUMS}
+    failed = sum(row["outcome"] != row["role"] for row in rows)
+    return {"moves": len(rows), "failed": failed, **sums, "seconds": round(sum(row["seconds"] for row in rows), 3)}
 
 
 @dataclass

@@ -30,7 +30,7 @@ class Cluster:
         self.crew = Crew(hands, clock, self._report)
         self.router = Router(self.crew)
         self.training = Training(self.crew, groups, books)
-        self.moves = Moves(self.crew, self.router, self.training, self._over)
+        self.moves = Moves(self.crew, self.router, self.training, books, self._over, self.engine_lost)
         self.executions = Executions(self.crew, self.router, books)
 
     def begin(self, actions: Sequence[act.Action]) -> None:
@@ -73,10 +73,10 @@ class Cluster:
             case act.Place():
                 work = self.executions.run(action.execution, action.cell)
             case act.Rehome():
-                self.router.home(dict(action.homes))
+                self.router.rehome(action.homes)
                 await self.router.push()
             case act.Move():
-                work = self.moves.become(action.cell, action.role)
+                work = self.moves.become(action.cell, action.role, action.incarnation)
             case act.Weigh():
                 work = self.training.weigh(action.group)
             case act.OpenStep():

@@ -124,10 +124,14 @@ def block(instruction, turns, limit_s):
 
 
 def answer(instruction, turns, limit_s):
-    """One reply, written into answer.txt as it is."""
-    message, _ = ask([{"role": "user", "content": instruction}])
+    """A reply, asked for anew until the turns are over; the last one is written into answer.txt as it is."""
+    messages = [{"role": "user", "content": instruction}]
+    for turn in range(turns):
+        message, _ = ask(messages)
+        reply = message.get("content") or ""
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": f"Again, try {turn + 2}."}]
     with open("answer.txt", "w", encoding="utf-8", errors="replace") as file:
-        file.write(message.get("content") or "")
+        file.write(reply)
 
 
 def tools(instruction, turns, limit_s):
