@@ -61,7 +61,7 @@ def inspect(
     """Show a run, or the tree, roles, selection and score of one execution."""
     from qwengyre.observe import inspect as inspection
 
-    inspection.show(out, run_dir, execution, rebuild=rebuild)
+    inspection.show(out, run_dir, execution, _waiting(run_dir), rebuild=rebuild)
 
 
 @app.command()
@@ -70,6 +70,15 @@ def doctor() -> None:
     from qwengyre.observe import doctor as diagnosis
 
     diagnosis.show(out)
+
+
+def _waiting(run_dir: Path) -> list[str]:
+    """Who waits for what in a run that has not ended, since when, as its journal says up to now."""
+    from qwengyre.cluster.journal import replay
+    from qwengyre.schedule.waiting import waiting
+
+    path = run_dir / "journal.jsonl"
+    return waiting(replay(path)) if path.exists() and not (run_dir / "summary.json").exists() else []
 
 
 def _config(words: list[str]) -> tuple[Config, str]:

@@ -15,6 +15,7 @@ from rich.table import Table
 from qwengyre.errors import ConfigError
 from qwengyre.gateway.journal import CallLog, read_calls
 from qwengyre.gateway.journal import rebuild as rebuild_tree
+from qwengyre.observe.progress import move_line
 from qwengyre.trajectory.roles import roles
 from qwengyre.trajectory.select import rng_for, select
 from qwengyre.trajectory.tree import Tree
@@ -24,21 +25,22 @@ TEXT = 160
 """Characters of a message that are shown."""
 
 
-def show(out: Console, run_dir: Path, execution: str, *, rebuild: bool) -> None:
-    """Print. Raises ConfigError for a folder that holds no run, or an execution it lacks."""
+def show(out: Console, run_dir: Path, execution: str, waiting: Sequence[str] = (), *, rebuild: bool) -> None:
+    """Print. `waiting`: who waits for what, as the scheduler's journal says. Raises ConfigError for a folder that
+    holds no run, or an execution it lacks."""
     if not (run_dir / "config.toml").exists():
         raise ConfigError(f"{run_dir} holds no run (no config.toml): give the folder that `qwengyre train` named")
     if execution:
         _execution(out, run_dir, execution)
     else:
-        _run(out, run_dir)
+        _run(out, run_dir, waiting)
     if rebuild:
         from qwengyre.observe.rebuild import check
 
         out.print(str(check(run_dir, lambda line: out.print(line, soft_wrap=True))), soft_wrap=True)
 
 
-def _run(out: Console, run_dir: Path) -> None:
+def _run(out: Console, run_dir: Path, waiting: Sequence[str]) -> None:
     steps = _table("step", "weights", "reward", "executions", "calls", "grad norm", "mismatch kl", "staleness", "s")
     for row in _lines(run_dir / "metrics.jsonl"):
         steps.add_row(
@@ -69,8 +71,12 @@ def _run(out: Console, run_dir: Path) -> None:
             line["reason"],
         )
     out.print(executions)
+    for row in _lines(run_dir / "moves.jsonl"):
+        out.print(move_line(row), soft_wrap=True, markup=False)
     ended = (run_dir / "summary.json").exists()
     out.print("the run ended as configured" if ended else "the run is going on, or was interrupted (--resume)")
+    for sentence in () if ended else waiting:
+        out.print(f"waiting: {sentence}", soft_wrap=True, markup=False)
 
 
 def _execution(out: Console, run_dir: Path, name: str) -> None:

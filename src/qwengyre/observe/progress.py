@@ -4,6 +4,7 @@ Reads what control's `status` says and nothing else, so it can never hold the ru
 """
 
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -11,7 +12,11 @@ from rich.live import Live
 from rich.table import Table
 
 QUIET_S = 10.0
-"""A plain line at least so often while something is going on."""
+"""A plain line at most so often while something is going on."""
+STUCK_S = 30.0
+"""When nothing changes for so long, the plain view says who waits for what, and again after as long."""
+CAUSES = 3
+"""Sentences of who waits for what, the nearest cause first."""
 
 
 class View(Protocol):
@@ -52,24 +57,50 @@ def now_line(status: dict[str, Any]) -> str:
     )
 
 
+def move_line(row: dict[str, Any]) -> str:
+    """One move of a cell in one line."""
+    to = {"rollout": "to rollout", "training": "to training"}.get(row["role"], row["role"])
+    outcome = "" if row["outcome"] == row["role"] else f" FAILED, now {row['outcome']}: {row['failed']};"
+    phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in row["phases"].items())
+    return (
+        f"cell {row['cell']} {to} at {row['at']:.0f} s:{outcome} {row['live_executions']} live executions, "
+        f"{row['calls_continued']} calls continued with {row['tokens_kept']} tokens kept, "
+        f"KV of {row['kv_moved']} tokens moved, of {row['kv_recomputed']} recomputed; {row['seconds']:.2f} s: {phases}"
+    )
+
+
+def waiting_lines(status: dict[str, Any]) -> list[str]:
+    """Who waits for what, since when; first the cells in transit with the phase that they are in."""
+    phases = [f"cell {cell} is in phase '{phase}' of its move" for cell, phase in status.get("phases", {}).items()]
+    return [*phases, *status["waiting"]][:CAUSES]
+
+
 class PlainView:
-    """Lines: each finished step, and now and then what is going on."""
+    """Lines: each finished step and each move, now and then what is going on, and when nothing is, why."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._shown = 0
+        self._shown: dict[str, int] = {}
         self._last, self._last_at = "", 0.0
 
     def __call__(self, status: dict[str, Any]) -> None:
-        rows = status.get("rows", [])
-        for row in rows[self._shown :]:
-            self.say(step_line(row))
-        self._shown = max(self._shown, len(rows))
+        self._news(status, "moves", move_line)
+        self._news(status, "rows", step_line)
         line = now_line(status)
         key = line.partition("]")[2] or line
         if key != self._last and time.monotonic() - self._last_at > QUIET_S:
             self._last, self._last_at = key, time.monotonic()
             self.say(line)
+        elif key == self._last and time.monotonic() - self._last_at > STUCK_S:
+            self._last_at = time.monotonic()
+            self.say("waiting: " + "; ".join(waiting_lines(status)))
+
+    def _news(self, status: dict[str, Any], key: str, line: Callable[[dict[str, Any]], str]) -> None:
+        """Rows that came since the last look. A control that restarted may show fewer."""
+        rows = status.get(key, [])
+        for row in rows[self._shown.get(key, 0) :]:
+            self.say(line(row))
+        self._shown[key] = max(self._shown.get(key, 0), len(rows))
 
     def say(self, line: str) -> None:
         """Print one line at once, never wrapped."""
@@ -87,7 +118,9 @@ class LiveView:
         self._live.start()
 
     def __call__(self, status: dict[str, Any]) -> None:
-        table = Table(box=None, pad_edge=False, caption=now_line(status), caption_justify="left")
+        moves = [move_line(row) for row in status.get("moves", [])[-CAUSES:]]
+        caption = "\n".join([*moves, now_line(status), *waiting_lines(status)])
+        table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
         for column in ("step", "reward", "executions", "grad norm", "staleness", "weights", "seconds"):
             table.add_column(column, justify="right")
         for row in status.get("rows", [])[-12:]:

@@ -13,8 +13,9 @@ _TURNS = {"block": 2, "answer": 1, "tools": 50}
 
 
 class ShellHarness:
-    """`style`: `block` runs the first bash block of a reply and gives a second chance; `answer` asks `max_turns`
-    times and writes the last reply to answer.txt; `tools` offers a bash tool until the model stops calling it. `max_turns` 0: 2, 1 and 50."""
+    """`style`: `block` runs the first bash block of a reply and gives a second chance; `answer` asks `max_turns` times
+    and writes the last reply to answer.txt; `tools` offers a bash tool until the model stops calling it. `max_turns` 0:
+    2, 1 and 50."""
 
     def __init__(self, *, style: str = "block", max_turns: int = 0, command_timeout_s: float = 3.0):
         """Raises ConfigError for an unknown style or a value out of range."""
