@@ -31,6 +31,18 @@ class EngineError(QwenGyreError):
     """An engine failed in a way that re-queueing the call does not mend."""
 
 
+class RefusedError(QwenGyreError):
+    """A message that no longer holds: of an older step, incarnation or weight set. Whoever sent it looks again."""
+
+
+class TransferError(QwenGyreError):
+    """Tensors could not be pulled: their owner died, freed them, or does not answer."""
+
+
+class StartingError(QwenGyreError):
+    """The process has just (re)started and was not told yet what it is: the call is repeated."""
+
+
 class RunError(QwenGyreError):
     """The run ended otherwise than configured; the message names who waited for what."""
 

@@ -54,12 +54,12 @@ async def test_roll_train_publish_roll(cell: Cell) -> None:
 
     await cell.shut()
     assert (await generate(url)).status_code == 409
-    assert await cell.drain() == 0
+    assert (await cell.drain()).calls == 0
     await cell.train()
-    sums = await cell.accumulate(as_micro_step(first))
+    sums = await cell.accumulate(as_micro_step(first), 0)
     assert sums["targets"] == len(first["token_ids"])
     assert sums["mismatch_kl"] / sums["targets"] < 1e-6, "the trainer recomputes what the engine recorded"
-    assert (await cell.close_step(1.0, 1e-2))["grad_norm"] > 0
+    assert (await cell.close_step(0, 1.0, 1e-2))["grad_norm"] > 0
 
     await cell.publish(1)
     await cell.roll(1)
@@ -77,8 +77,8 @@ async def test_a_checkpoint_is_complete_or_absent_and_a_new_cell_continues_from_
     await cell.shut()
     await cell.drain()
     await cell.train()
-    await cell.accumulate(as_micro_step(first))
-    await cell.close_step(1.0, 1e-2)
+    await cell.accumulate(as_micro_step(first), 0)
+    await cell.close_step(0, 1.0, 1e-2)
     folder = tmp_path / "checkpoints" / "step-000001"
     await cell.save(folder)
     assert sorted(p.name for p in folder.parent.iterdir()) == ["step-000001"]

@@ -10,9 +10,15 @@ def micro_step(name: str) -> MicroStep:
     return MicroStep(name, 0, np.zeros(2, np.int32), (2,), np.zeros(2, np.float32), np.zeros(2, np.float32), 1.0)
 
 
+def enroll(ledger: Ledger) -> None:
+    for cell in (0, 1):
+        ledger.enroll(cell, 0)
+
+
 async def test_every_micro_step_is_claimed_once_and_counted_once() -> None:
     ledger = Ledger()
     ledger.open(0)
+    enroll(ledger)
     ledger.add([micro_step("a"), micro_step("b")])
     first, second = await asyncio.gather(ledger.claim(0, 0), ledger.claim(1, 0))
     assert {first.micro_step.name, second.micro_step.name} == {"a", "b"}
@@ -24,6 +30,7 @@ async def test_every_micro_step_is_claimed_once_and_counted_once() -> None:
 async def test_a_claim_waits_for_data_and_a_cancelled_one_takes_none() -> None:
     ledger = Ledger()
     ledger.open(0)
+    enroll(ledger)
     waiting = asyncio.create_task(ledger.claim(0, 0))
     await asyncio.sleep(0)
     waiting.cancel()
@@ -35,6 +42,7 @@ async def test_a_claim_waits_for_data_and_a_cancelled_one_takes_none() -> None:
 async def test_a_lost_cell_returns_its_claims_and_its_late_count_is_refused() -> None:
     ledger = Ledger()
     ledger.open(0)
+    enroll(ledger)
     ledger.add([micro_step("a"), micro_step("b")])
     lost = await ledger.claim(1, 0)
     assert ledger.give_back(1) == 1
@@ -47,6 +55,7 @@ async def test_a_lost_cell_returns_its_claims_and_its_late_count_is_refused() ->
 async def test_a_name_is_added_once_and_a_claim_of_an_older_step_is_refused() -> None:
     ledger = Ledger()
     ledger.open(0)
+    enroll(ledger)
     ledger.add([micro_step("a")])
     ledger.add([micro_step("a")])
     assert len(ledger.pending) == 1

@@ -1,8 +1,10 @@
 """A cell: one engine and one trainer on the same devices, and the steps by which it changes its role.
 
 A plain class, testable without Ray: `cluster/ray.py` makes it an actor. Control orders the steps of a transition
-(`control.py`, `_move`); each step here is idempotent. Engine and trainer share one parameter set, so the engine is
+(`moves.py`, `training.py`); each step here is idempotent. Engine and trainer share one parameter set, so the engine is
 asleep while the trainer is awake. Blocking work runs in the cell's one worker thread, never in the event loop.
+
+Messages may carry the `incarnation` that the caller believes in; an older one raises RefusedError.
 """
 
 import asyncio
@@ -14,7 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from qwengyre.cluster.checkpoints import steps_of
+from qwengyre.cluster.share import Flush as Flush
+from qwengyre.cluster.share import Share
+from qwengyre.cluster.share import Snapshot as Snapshot
 from qwengyre.engine.base import Engine
+from qwengyre.errors import RefusedError, StartingError
 from qwengyre.plugin import named
 from qwengyre.trainer.base import Trainer
 from qwengyre.types import MicroStep
@@ -23,6 +30,7 @@ R = TypeVar("R")
 
 ENGINES = {"embedded": "qwengyre.engine.embedded:EmbeddedEngine"}
 TRAINERS = {"torch": "qwengyre.trainer.torch:TorchTrainer"}
+WEIGHTS = {"local": "qwengyre.transfer.weights:LocalWeights", "ray": "qwengyre.transfer.ray:RayWeights"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,13 @@ class CellSpec:
     engine_args: dict[str, Any] = field(default_factory=dict[str, Any])
     trainer: str = "torch"
     trainer_args: dict[str, Any] = field(default_factory=dict[str, Any])
+    weights: str = "local"
+    """How weights and gradients travel between cells."""
+
+    @property
+    def core(self) -> bool:
+        """Cell 0 has the authoritative weights and the only optimizer."""
+        return self.index == 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +69,14 @@ class CellReport:
     url: str
     capacity: int
     pid: int
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What a leaving cell interrupted: its calls, and the partial tokens they keep."""
+
+    calls: int
+    tokens: int
 
 
 def draw_incarnation(run_dir: Path, name: str) -> int:
@@ -70,57 +93,124 @@ def draw_incarnation(run_dir: Path, name: str) -> int:
 
 
 class Cell:
-    """Life: start -> (roll -> shut -> drain -> train -> accumulate* -> close_step*)* -> stop."""
+    """Life: start -> (roll -> shut -> drain -> train -> accumulate* [-> flush -> acknowledge])* -> stop.
+
+    The core also: expose, receive, close_step or skip_step, save.
+    """
 
     def __init__(self, spec: CellSpec) -> None:
         self.spec = spec
         self.incarnation = draw_incarnation(spec.run_dir, f"cell-{spec.index}")
         self._engine: Engine | None = None
         self._trainer: Trainer | None = None
+        self._share: Share | None = None
         self._worker = ThreadPoolExecutor(1, f"cell{spec.index}-trainer")
 
     async def start(self, version: int, checkpoint: Path | None) -> CellReport:
-        """Load the model (and `checkpoint`, if any), serve it as `version`; the engine stays closed until `roll`."""
+        """Load the model (and `checkpoint`, if any), serve it as `version`; the engine stays closed until `roll`.
+
+        On a cell that lives (control died, or the run goes back to a checkpoint): its calls end with their partial
+        output, and everything is made anew.
+        """
+        if self._engine is not None:
+            await self.shut()
+            await self.drain()
+            await self.stop()
         await self._blocking(self._build, version, checkpoint)
         url = await self._engine_.start()
         capacity = await self._engine_.capacity()
         return CellReport(self.spec.index, self.incarnation, url, capacity, os.getpid())
 
-    async def roll(self, version: int) -> None:
-        """The end of a move to rollout: trainer asleep, engine awake with `version`, open."""
-        await self._blocking(self._trainer_.sleep)
+    # --- roles -------------------------------------------------------------------------------------------------------
+
+    async def roll(self, version: int, snapshot: Snapshot | None = None, *, incarnation: int | None = None) -> None:
+        """The end of a move to rollout: trainer asleep, weights of `snapshot` (what is published; pulled only if other
+        than its own), engine awake with `version`, open. An unflushed gradient of a satellite is gone."""
+        self._current(incarnation)
+        await self._blocking(self._share_.rest, self.spec.core)
+        if snapshot is not None:
+            await self._blocking(self._take, snapshot)
         await self._engine_.wake()
         await self._engine_.load(version)
         await self._engine_.open()
 
-    async def shut(self) -> None:
+    async def shut(self, *, incarnation: int | None = None) -> None:
         """The first step of a move to training: new calls get 409 from now on."""
+        self._current(incarnation)
         await self._engine_.close()
 
-    async def drain(self) -> int:
+    async def drain(self, *, incarnation: int | None = None) -> Drained:
         """After the gateways acknowledged routes without this cell: end its calls with their partial output, and
-        sleep. Returns how many calls were interrupted."""
+        sleep."""
+        self._current(incarnation)
+        before = (await self._engine_.stats()).get("aborted_tokens", 0)
         aborted = await self._engine_.abort()
         while await self._engine_.calls():  # noqa: ASYNC110 - an engine, maybe another process, has no event to await
             await asyncio.sleep(0.01)
+        kept = (await self._engine_.stats()).get("aborted_tokens", 0) - before
         await self._engine_.sleep()
-        return aborted
+        return Drained(aborted, int(kept))
 
-    async def train(self) -> None:
-        """The last step of a move to training."""
-        await self._blocking(self._trainer_.wake)
+    async def train(self, snapshot: Snapshot | None = None, *, incarnation: int | None = None) -> None:
+        """The last step of a move to training, and of each new step: a satellite takes `snapshot` (pulled only if
+        other than its own) and has an empty gradient; the core (None) goes on with its own."""
+        self._current(incarnation)
+        assert self.spec.core == (snapshot is None), "satellites train with a snapshot of the core, the core without"
+        await self._blocking(self._share_.rise, snapshot)
 
-    async def accumulate(self, micro_step: MicroStep) -> dict[str, float]:
-        """Add one micro-step's gradient; sums of its metrics."""
-        return await self._blocking(self._trainer_.accumulate, micro_step)
+    # --- gradients ---------------------------------------------------------------------------------------------------
 
-    async def close_step(self, scale: float, learning_rate: float) -> dict[str, float]:
-        """Core only: the optimizer step, in place on the shared parameters."""
-        return await self._blocking(self._trainer_.optimizer_step, scale, learning_rate)
+    async def accumulate(self, micro_step: MicroStep, step: int, *, incarnation: int | None = None) -> dict[str, float]:
+        """Add one micro-step's gradient; sums of its metrics. RefusedError for another step than its weights'."""
+        self._current(incarnation)
+        return await self._blocking(self._share_.accumulate, micro_step, step)
 
-    async def publish(self, version: int) -> None:
-        """The parameters are `version` from the next token on."""
-        await self._engine_.load(version)
+    async def flush(self, id: str, names: tuple[str, ...], *, incarnation: int | None = None) -> Flush | None:
+        """Expose the gradient of `names`; kept until `acknowledge(id)`. The same answer to the same id."""
+        self._current(incarnation)
+        return await self._blocking(self._share_.flush, id, names)
+
+    async def acknowledge(self, id: str, *, incarnation: int | None = None) -> None:
+        """The core counted flush `id`: drop the buffer."""
+        self._current(incarnation)
+        await self._blocking(self._share_.acknowledge, id)
+
+    async def receive(self, flush: Flush, *, incarnation: int | None = None) -> bool:
+        """Core: add a satellite's gradient, once, when it is here completely. False: this id was counted before.
+
+        Raises RefusedError (another step, or a micro-step counted before), TransferError; then nothing was added.
+        """
+        self._current(incarnation)
+        return await self._blocking(self._share_.receive, flush)
+
+    async def close_step(
+        self, step: int, scale: float, learning_rate: float, *, incarnation: int | None = None
+    ) -> dict[str, float]:
+        """Core: the optimizer step, in place on the shared parameters. The same answer if repeated."""
+        self._current(incarnation)
+        return await self._blocking(self._share_.close, step, scale, learning_rate)
+
+    async def skip_step(self, step: int, *, incarnation: int | None = None) -> None:
+        """Core: `step` had no weight, so it makes no optimizer call."""
+        self._current(incarnation)
+        await self._blocking(self._share_.skip, step)
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    async def expose(self, version: int | None = None, *, incarnation: int | None = None) -> Snapshot:
+        """Core: its weights, for others to pull; the same until the next step. `version`: publish them as this."""
+        self._current(incarnation)
+        return await self._blocking(self._share_.expose, version)
+
+    async def publish(self, version: int, snapshot: Snapshot | None = None, *, incarnation: int | None = None) -> None:
+        """Take the weights of `snapshot` between two tokens (live calls go on); the next token is of `version`."""
+        self._current(incarnation)
+        if snapshot is None:
+            await self._engine_.load(version)
+        elif self.spec.core:
+            await self._engine_.load(version, self._share_.restore)
+        else:
+            await self._engine_.load(version, await self._blocking(self._share_.fetch, snapshot))
 
     async def save(self, folder: Path) -> None:
         """Write a checkpoint folder, complete or absent."""
@@ -130,20 +220,51 @@ class Cell:
         """The engine's counters."""
         return await self._engine_.stats()
 
+    async def life(self) -> None:
+        """Never returns: who waits for it hears at once when this process dies."""
+        await asyncio.Event().wait()
+
+    async def leave(self, incarnation: int) -> None:
+        """Control gave this incarnation up: the process ends, and the next one starts."""
+        if incarnation == self.incarnation:
+            os._exit(1)
+
     async def stop(self) -> None:
         """Free the port. Idempotent."""
         if self._engine is not None:
             await self._engine.stop()
 
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _current(self, incarnation: int | None) -> None:
+        if incarnation is not None and incarnation < self.incarnation:
+            raise RefusedError(
+                f"cell {self.spec.index} is incarnation {self.incarnation}, the message is for {incarnation}"
+            )
+
     @property
     def _engine_(self) -> Engine:
-        assert self._engine is not None, "start first"
+        if self._engine is None:
+            raise StartingError(f"cell {self.spec.index} was not started yet")
         return self._engine
 
     @property
     def _trainer_(self) -> Trainer:
-        assert self._trainer is not None, "start first"
+        if self._trainer is None:
+            raise StartingError(f"cell {self.spec.index} was not started yet")
         return self._trainer
+
+    @property
+    def _share_(self) -> Share:
+        if self._share is None:
+            raise StartingError(f"cell {self.spec.index} was not started yet")
+        return self._share
+
+    def _take(self, snapshot: Snapshot) -> None:
+        if self.spec.core:
+            self._share_.lay_aside(snapshot)
+        else:
+            self._share_.fetch(snapshot)()
 
     def _build(self, version: int, checkpoint: Path | None) -> None:
         import torch
@@ -156,9 +277,13 @@ class Cell:
         self._trainer = named("trainer.kind", self.spec.trainer, TRAINERS)(model, **self.spec.trainer_args)
         if checkpoint is not None:
             self._trainer_.load(checkpoint)
+        name = f"cell{self.spec.index}.{self.incarnation}"
+        transfer = named("cells.weights", self.spec.weights, WEIGHTS)(name)
+        held = (steps_of(checkpoint) if checkpoint else 0, version)
+        self._share = Share(self._trainer_, transfer, (self.spec.index, self.incarnation), held)
         self._engine = named("engine.kind", self.spec.engine, ENGINES)(
             model,
-            name=f"cell{self.spec.index}.{self.incarnation}",
+            name=name,
             eos_ids=self.spec.eos_ids,
             window=self.spec.window,
             version=version,

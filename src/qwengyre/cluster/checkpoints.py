@@ -40,6 +40,12 @@ def complete(run_dir: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda c: c.step)
 
 
+def steps_of(folder: Path) -> int:
+    """How many optimizer steps the weights of a checkpoint folder contain; 0 where its mark is missing."""
+    mark = folder / MARK
+    return json.loads(mark.read_text())["step"] if mark.exists() else 0
+
+
 def newest(run_dir: Path) -> Checkpoint | None:
     """The one a resume starts from."""
     found = complete(run_dir)

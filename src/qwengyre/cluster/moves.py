@@ -20,7 +20,7 @@ from qwengyre.cluster.crew import Books, Crew, Live
 from qwengyre.cluster.record import MoveRecord
 from qwengyre.cluster.routing import Router
 from qwengyre.cluster.training import Training
-from qwengyre.errors import QwenGyreError
+from qwengyre.errors import QwenGyreError, RunError
 from qwengyre.schedule import events as ev
 from qwengyre.types import Role
 
@@ -79,13 +79,13 @@ class Moves:
         self._report(live, record)
 
     async def _train(self, live: Live, record: MoveRecord, executions: dict[str, int]) -> None:
-        handle = self.crew.handle(record.cell)
+        handle, incarnation = self.crew.handle(record.cell), record.incarnation
         live.role = Role.TO_TRAINING
-        await self._phase(record, "shut", handle.shut.remote())
+        await self._phase(record, "shut", handle.shut.remote(incarnation=incarnation))
         await self._phase(record, "routes", self.router.push())
-        drained = await self._phase(record, "drain", handle.drain.remote())
+        drained = await self._phase(record, "drain", handle.drain.remote(incarnation=incarnation))
         record.calls, record.tokens = drained.calls, drained.tokens
-        await self._phase(record, "train", handle.train.remote())
+        await self._phase(record, "train", self.training.wake(record.cell))
         if self._is_current(live, record):
             live.role = Role.TRAINING
             live.feed = asyncio.create_task(self.training.feed(record.cell), name=f"feed of cell {record.cell}")
@@ -94,7 +94,9 @@ class Moves:
     async def _roll(self, live: Live, record: MoveRecord) -> None:
         live.role = Role.TO_ROLLOUT
         async with self.training.publishing:  # a cell is routable only when it holds the published version
-            await self._phase(record, "roll", self.crew.handle(record.cell).roll.remote(self.crew.version))
+            snapshot = await self._phase(record, "snapshot", self.training.served(record.cell))
+            handle = self.crew.handle(record.cell)
+            await self._phase(record, "roll", handle.roll.remote(self.crew.version, snapshot))
             live.role = Role.ROLLOUT
         await self._phase(record, "routes", self.router.push())
 
@@ -125,12 +127,14 @@ class Moves:
         return self.crew.live.get(record.cell) is live
 
     async def _phase(self, record: MoveRecord, name: str, work: Awaitable[T]) -> T:
-        """Raises PhaseError when `work` fails or is not done in time."""
+        """Raises PhaseError when `work` fails or is not done in time; RunError as it comes: it is not the cell's."""
         began = self.crew.clock()
         self.now[record.cell] = name
         try:
             async with asyncio.timeout(self.phase_s):
                 return await work
+        except RunError:
+            raise
         except TimeoutError:
             raise PhaseError(f"'{name}' of cell {record.cell} was not done in {self.phase_s:.0f} s") from None
         except Exception as error:

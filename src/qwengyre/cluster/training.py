@@ -1,26 +1,55 @@
-"""The training side of the actions: groups become micro-steps, cells claim them, the core steps and publishes."""
+"""The training side of the actions: groups become micro-steps, cells claim them, the core steps and publishes.
+
+Each training cell has one feed: it claims, lets the cell accumulate, and sees to it that the gradient reaches the core.
+The core's own micro-steps are counted at once, a satellite's when the core received its flush. A satellite flushes when
+nothing is pending, when it leaves, and before it takes the weights of another step.
+"""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+from qwengyre.cluster.cell import Flush, Snapshot
 from qwengyre.cluster.crew import Books, Crew, Live
 from qwengyre.cluster.groups import Groups
-from qwengyre.cluster.ledger import Ledger
+from qwengyre.cluster.ledger import Claim, Ledger
 from qwengyre.cluster.record import StepRecord
+from qwengyre.errors import QwenGyreError, RefusedError, RunError, TransferError
 from qwengyre.schedule import events as ev
+
+CORE = 0
+Done = tuple[Claim, dict[str, float], float]
+"""A claim whose gradient the cell has, its sums, and the seconds it took."""
+
+
+class CoreLostError(QwenGyreError):
+    """The core did not do what was asked: nothing is wrong with the cell that waited for it."""
+
+
+def _no_losses(cell: int, incarnation: int, reason: str) -> None:
+    raise RunError(f"cell {cell} (incarnation {incarnation}) is lost: {reason}")
 
 
 @dataclass
 class Training:
-    """One open step at a time."""
+    """One open step at a time. `lost(cell, incarnation, reason)` is told of a cell that failed in its feed."""
 
     crew: Crew
     groups: Groups
     books: Books
+    lost: Callable[[int, int, str], None] = _no_losses
     ledger: Ledger = field(default_factory=Ledger)
     publishing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the published version changes: no cell becomes routable meanwhile."""
+    published: Snapshot | None = None
+    """The weights that rollout cells hold; None until a second cell needs them."""
     _records: dict[int, StepRecord] = field(default_factory=dict[int, StepRecord])
+    _steps: dict[int, int] = field(default_factory=dict[int, int])
+    """Satellite -> the step of its weights."""
+    _flushes: int = 0
+    _receiving: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
+    """Cell -> its flush on the way into the core."""
 
     async def weigh(self, group: int) -> None:
         """Produces Weighed."""
@@ -39,31 +68,144 @@ class Training:
         self.ledger.add(micro_steps)
         self._backlog()
 
-    async def feed(self, cell: int) -> None:
-        """Consumes micro-steps of the ledger, produces gradient at the cell. Waits for data; ends by cancellation."""
-        live, handle = self.crew.live[cell], self.crew.handle(cell)
-        while True:
-            claim = await self.ledger.claim(cell, live.report.incarnation)
-            began = self.crew.clock()
-            sums: dict[str, float] = await handle.accumulate.remote(claim.micro_step)
-            if self.ledger.count(claim):
-                self._records[claim.step].add(sums, self.crew.clock() - began)
-                self._backlog()
+    # --- cells come and go -------------------------------------------------------------------------------------------
 
-    @staticmethod
-    async def stop_feeding(live: Live) -> None:
-        """The cell claims nothing more."""
+    async def wake(self, cell: int) -> None:
+        """The last phase of a move to training: a satellite gets the core's weights and an empty gradient; again, if
+        the core closed the step meanwhile."""
+        if cell == CORE:
+            await self._core("train")
+            return
+        while True:
+            snapshot: Snapshot = await self._core("expose")
+            await self.crew.handle(cell).train.remote(snapshot, incarnation=self._incarnation(cell))
+            self._steps[cell] = snapshot.step
+            if snapshot.step >= self.ledger.step:
+                return
+
+    async def served(self, cell: int) -> Snapshot | None:
+        """The published weights for `cell`, which is about to roll out. None: it has them (a run of one cell)."""
+        if len(self.crew.hands.cells) == 1:
+            return None
+        if self.published is None and cell != CORE:
+            self.published = await self._core("expose", self.crew.version)
+        return self.published
+
+    async def feed(self, cell: int) -> None:
+        """Consumes micro-steps of the ledger, produces gradient at the core. Ends when the cell is dismissed.
+
+        A cell that fails is reported lost; its claims return when `forget` is called.
+        """
+        live = self.crew.live[cell]
+        incarnation = live.report.incarnation
+        self.ledger.enroll(cell, incarnation)
+        try:
+            if cell == CORE:
+                await self._feed_core(incarnation)
+            else:
+                await self._feed_satellite(cell, incarnation)
+        except CoreLostError as error:
+            if (core := self.crew.live.get(CORE)) is not None:
+                self.lost(CORE, core.report.incarnation, str(error))
+        except Exception as error:
+            self.lost(cell, incarnation, f"{type(error).__name__}: {error}")
+
+    async def stop_feeding(self, live: Live) -> None:
+        """The cell finishes its running micro-step, flushes, is acknowledged, and claims nothing more."""
+        if live.feed is not None:
+            self.ledger.dismiss(live.report.cell)
+            await asyncio.shield(live.feed)
+            live.feed = None
+
+    async def forget(self, live: Live) -> int:
+        """The cell is lost. Its claims return, except those of a flush that the core received. Returns how many."""
+        cell = live.report.cell
+        self.ledger.dismiss(cell)
+        if (receiving := self._receiving.get(cell)) is not None:
+            await asyncio.wait([receiving])
         if live.feed is not None:
             live.feed.cancel()
             await asyncio.gather(live.feed, return_exceptions=True)
             live.feed = None
+        returned = self.ledger.core_lost() if cell == CORE else self.ledger.give_back(cell)
+        if returned:
+            self._backlog()
+        return returned
+
+    async def _feed_core(self, incarnation: int) -> None:
+        while (claim := await self.ledger.claim(CORE, incarnation)) is not None:
+            began = self.crew.clock()
+            sums = await self._core("accumulate", claim.micro_step, claim.step)
+            self._count([(claim, sums, self.crew.clock() - began)])
+
+    async def _feed_satellite(self, cell: int, incarnation: int) -> None:
+        handle = self.crew.handle(cell)
+        done: list[Done] = []
+        while True:
+            if done and not self.ledger.offers(cell):
+                await self._flush(cell, incarnation, done)
+                done = []
+            claim = await self.ledger.claim(cell, incarnation)
+            if claim is None:
+                return
+            if claim.step != self._steps.get(cell):
+                await self.wake(cell)
+            began = self.crew.clock()
+            sums = await handle.accumulate.remote(claim.micro_step, claim.step, incarnation=incarnation)
+            done.append((claim, sums, self.crew.clock() - began))
+
+    async def _flush(self, cell: int, incarnation: int, done: list[Done]) -> None:
+        """The cell's gradient goes to the core, which counts it; then the cell may drop it."""
+        handle = self.crew.handle(cell)
+        self._flushes += 1
+        id = f"{cell}.{incarnation}/{self._flushes}"
+        names = tuple(claim.name for claim, _, _ in done)
+        flush: Flush = await handle.flush.remote(id, names, incarnation=incarnation)
+        task = asyncio.create_task(self._receive(flush, done), name=f"flush {id}")
+        self._receiving[cell] = task
+        try:
+            await asyncio.shield(task)
+        finally:
+            if task.done():
+                del self._receiving[cell]
+        await handle.acknowledge.remote(id, incarnation=incarnation)
+
+    async def _receive(self, flush: Flush, done: list[Done]) -> None:
+        if not all(self.ledger.holds(claim) for claim, _, _ in done):
+            raise RefusedError(f"flush {flush.id}: its claims returned meanwhile")
+        await self._core("receive", flush)
+        self._count(done)
+
+    async def _core(self, method: str, *args: Any) -> Any:
+        """A call of the core, under the incarnation that control knows. Raises CoreLostError when it fails."""
+        live = self.crew.live.get(CORE)
+        try:
+            if live is None:
+                raise RunError("it is not here")
+            call = getattr(self.crew.core, method)
+            return await call.remote(*args, incarnation=live.report.incarnation)
+        except TransferError:
+            raise  # the other side's
+        except Exception as error:
+            raise CoreLostError(f"'{method}' of the core failed: {type(error).__name__}: {error}") from error
+
+    def _count(self, done: list[Done]) -> None:
+        """The gradient of these micro-steps lies at the core. Produces Backlog."""
+        for claim, sums, seconds in done:
+            if self.ledger.count(claim):
+                self._records[claim.step].add(sums, seconds)
+        self._backlog()
+
+    # --- the edges of a step -----------------------------------------------------------------------------------------
 
     async def close(self, step: int) -> None:
         """The optimizer step, with scale 1/E; a step without weight makes no optimizer call. Produces StepClosed."""
         record = self._records[step]
         if self.ledger.counted:
-            metrics = await self.crew.core.close_step.remote(1.0 / record.num_executions, self.books.learning_rate)
+            metrics = await self._core("close_step", step, 1.0 / record.num_executions, self.books.learning_rate)
             record.optimizer = metrics | {"learning_rate": self.books.learning_rate}
+        else:
+            await self._core("skip_step", step)
         record.closed = self.crew.clock()
         self.books.closed(self._records.pop(step))
         for group in record.groups:
@@ -71,16 +213,30 @@ class Training:
         self.crew.report(ev.StepClosed, step)
 
     async def publish(self, version: int, step: int) -> None:
-        """The core's weights, `step` steps old, become `version` at every rollout cell. Produces Published."""
+        """The core's weights, `step` steps old, become `version` at every rollout cell. Produces Published, once each
+        of them holds it or is lost."""
         async with self.publishing:
+            alone = len(self.crew.hands.cells) == 1
+            snapshot: Snapshot | None = None if alone else await self._core("expose", version)
+            if CORE in self.crew.rolling:
+                await self._core("publish", version, snapshot)
             checkpoint = self.books.checkpoint_for(version, step)
             if checkpoint is not None:
                 await self.crew.core.save.remote(checkpoint.folder)
                 self.books.completed(checkpoint)
-            self.crew.version = version
-            await asyncio.gather(*(self.crew.handle(cell).publish.remote(version) for cell in self.crew.rolling))
+            self.crew.version, self.published = version, snapshot
+            await asyncio.gather(*(self._stamp(cell, version, snapshot) for cell in self.crew.rolling if cell != CORE))
         self.crew.report(ev.Published, version)
 
+    async def _stamp(self, cell: int, version: int, snapshot: Snapshot | None) -> None:
+        incarnation = self._incarnation(cell)
+        try:
+            await self.crew.handle(cell).publish.remote(version, snapshot, incarnation=incarnation)
+        except Exception as error:
+            self.lost(cell, incarnation, f"it could not take version {version}: {type(error).__name__}: {error}")
+
+    def _incarnation(self, cell: int) -> int:
+        return self.crew.live[cell].report.incarnation
+
     def _backlog(self) -> None:
-        ledger = self.ledger
-        self.crew.report(ev.Backlog, ledger.step, len(ledger.pending), len(ledger.claimed), len(ledger.counted))
+        self.crew.report(ev.Backlog, self.ledger.step, *self.ledger.backlog)

@@ -1,5 +1,6 @@
 """What a cell needs of a trainer. Only the core cell's trainer has an optimizer; every trainer has a gradient."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,4 +37,12 @@ class Trainer(Protocol):
 
     def gradient(self) -> dict[str, Any]:
         """Name -> accumulated gradient tensor (a reference, not a copy); zeros where nothing was added."""
+        ...
+
+    def add(self, gradient: Mapping[str, Any]) -> None:
+        """Add `gradient` (name -> tensor, as `gradient` gives it) to this trainer's buffer."""
+        ...
+
+    def parameters(self) -> dict[str, Any]:
+        """Name -> parameter (the objects themselves; copy into them to change the weights)."""
         ...

@@ -5,7 +5,7 @@ where a target needs them, because a vocabulary times a sequence is the largest 
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,6 +141,18 @@ class TorchTrainer:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         return {name: p.grad for name, p in self._parameters.items()}
+
+    @torch.no_grad()
+    def add(self, gradient: Mapping[str, Any]) -> None:
+        """Add another trainer's gradient, all of it or (KeyError) nothing."""
+        if gradient.keys() != self._parameters.keys():
+            raise KeyError(f"a gradient of {len(gradient)} tensors for {len(self._parameters)} parameters")
+        for name, own in self.gradient().items():
+            own.add_(gradient[name])
+
+    def parameters(self) -> dict[str, Any]:
+        """Name -> parameter, those that are trained. Tied parameters appear once."""
+        return dict(self._parameters)
 
     def save(self, folder: Path) -> None:
         """Write a HF folder and `trainer_state.pt` (optimizer, RNG) into the existing `folder`. Changes nothing."""

@@ -98,3 +98,35 @@ def _micro_step(name: str, group: int, members: Sequence[Weighted]) -> MicroStep
         logprobs=np.concatenate([member.logprobs for member in members]),
         temperature=members[0].temperature,
     )
+
+
+def split(micro_step: MicroStep, tokens: int) -> tuple[MicroStep, MicroStep | None]:
+    """Cut between two sequences: the first part has at least one, and at most `tokens` tokens if it has more.
+
+    The second is None when nothing is left. Names are `<name>/<sequences before the cut>` and so on, unique for every
+    way of cutting; the gradients of the parts add up to that of the whole.
+    """
+    ends = np.cumsum(micro_step.lengths)
+    k = max(1, int(np.searchsorted(ends, tokens, side="right")))
+    if k >= len(micro_step.lengths):
+        return micro_step, None
+    cut = int(ends[k - 1])
+    name, _, first = micro_step.name.partition("/")
+    start = int(first.split("-")[0]) if first else 0
+    middle, end = start + k, start + len(micro_step.lengths)
+    return (
+        _part(micro_step, f"{name}/{start}-{middle}", slice(0, cut), slice(0, k)),
+        _part(micro_step, f"{name}/{middle}-{end}", slice(cut, None), slice(k, None)),
+    )
+
+
+def _part(whole: MicroStep, name: str, tokens: slice, sequences: slice) -> MicroStep:
+    return MicroStep(
+        name=name,
+        group=whole.group,
+        ids=whole.ids[tokens],
+        lengths=whole.lengths[sequences],
+        weights=whole.weights[tokens],
+        logprobs=whole.logprobs[tokens],
+        temperature=whole.temperature,
+    )
