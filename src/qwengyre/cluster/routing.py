@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from qwengyre.cluster.crew import Crew
+from qwengyre.schedule.state import NOWHERE
 from qwengyre.types import ExecutionId, Place, Routes
 
 
@@ -27,7 +28,7 @@ class Router:
         for execution, cell in homes:
             if (name := str(execution)) not in self._known:
                 continue
-            if (old := self.homes.get(name, cell)) != cell:
+            if (old := self.homes.get(name, NOWHERE)) not in (cell, NOWHERE):
                 self._left.setdefault(old, {})[name] = cell
             self.homes[name] = cell
 
@@ -54,5 +55,5 @@ class Router:
         self.epoch += 1
         epoch, crew = self.epoch, self.crew
         cells = {c: Place(crew.live[c].report.url, crew.live[c].report.incarnation) for c in crew.rolling}
-        await crew.hands.gateway.route.remote(Routes(epoch, cells, dict(self.homes)))
+        await crew.call("the gateway", crew.hands.gateway.route, Routes(epoch, cells, dict(self.homes)))
         return epoch
