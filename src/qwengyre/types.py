@@ -168,6 +168,40 @@ class Stretch:
 
 
 @dataclass(frozen=True)
+class KVStamp:
+    """What keys and values are only valid under: two stamps are equal, or the tokens are computed again.
+
+    `version` is the oldest weight set that made any of them; `model` the digest of the model's configuration and
+    parameter shapes; `shape` is (layers, key heads, head width).
+    """
+
+    version: int
+    model: str
+    dtype: str
+    shape: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class KVBlock:
+    """Keys and values of one token sequence on their way to another engine.
+
+    `id` is unique in the run; `handles` name the executions whose sequence it is; `ids` are its T tokens (int32);
+    `data` is a tensor [2 (K, V), layers, T, key heads, head width] in the stamp's dtype, never written to.
+    """
+
+    id: str
+    stamp: KVStamp
+    handles: frozenset[str]
+    ids: Ids
+    data: Any
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
 class ModelCall:
     """One finished logical model call, exactly as sampled; what a journal of calls holds.
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from qwengyre.engine.batch import chunk_tokens
+from qwengyre.engine.calls import Span
+from qwengyre.engine.forward import chunk_tokens
 
 
 def prompts(rng, lengths):
@@ -195,7 +196,7 @@ def test_new_weights_in_mid_call_make_two_spans_and_exact_logprobs(model, steppe
     run.run()
     for name in names:
         got = run.done[name]
-        (v0, s0, cut), (v1, cut2, end) = got.spans
+        (v0, s0, cut, _), (v1, cut2, end, _) = got.spans
         assert (v0, s0, v1, cut, end) == (0, 0, 5, cut2, 16)
         assert 0 < cut < 16
         ids = got.token_ids
@@ -212,7 +213,7 @@ def test_no_prefix_survives_new_weights(one_model, stepped, rng):
     run.submit("b", prompt, 4)
     run.run()
     assert run.count("reused_tokens") == 0
-    assert run.done["b"].spans == ((1, 0, 4),)
+    assert run.done["b"].spans == (Span(1, 0, 4),)
 
 
 @pytest.mark.parametrize("kv_tokens", [128, 300])

@@ -60,7 +60,7 @@ async def test_weights_given_in_mid_call_split_it_in_two_exact_spans(engine, one
     await first_token(engine)
     await engine.load(7, new if form == "mapping" else update)
     for got in await asyncio.gather(*calls):
-        (v0, _, cut), (v1, _, end) = got.spans
+        (v0, _, cut, _), (v1, _, end, _) = got.spans
         assert (v0, v1, end) == (3, 7, 400)
         new_part = reference(one_model, range(5, 25), got.token_ids).numpy()[cut:]
         np.testing.assert_allclose(got.logprobs[cut:], new_part, atol=1e-4)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwengyre.engine.kv import LEAST_SHARED, KVShape, PrefixCache, Slab, common_prefix, row_class
+from qwengyre.engine.kv import LEAST_SHARED, KVShape, PrefixCache, Resting, Slab, common_prefix, row_class
 
 SHAPE = KVShape(layers=2, heads=1, groups=1, width=4, dtype=torch.float32, device=torch.device("cpu"))
 
@@ -60,19 +60,19 @@ def strip(n):
 
 def test_a_longer_strip_replaces_its_prefixes():
     cache = PrefixCache()
-    cache.put(ids(1, 2), strip(2))
-    cache.put(ids(1, 3), strip(2))
-    cache.put(ids(1, 2, 5), strip(3))
+    cache.put(Resting(ids(1, 2), strip(2)))
+    cache.put(Resting(ids(1, 3), strip(2)))
+    cache.put(Resting(ids(1, 2, 5), strip(3)))
     assert (len(cache), cache.tokens) == (2, 2 * LEAST_SHARED + 5)
-    assert cache.holds(ids(1, 2))
-    assert not cache.holds(ids(1, 2, 6))
+    assert cache.holder(ids(1, 2)) is not None
+    assert cache.holder(ids(1, 2, 6)) is None
 
 
 def test_find_returns_the_longest_and_eviction_takes_the_least_recent():
     cache = PrefixCache()
-    first, second = strip(3), strip(4)
-    cache.put(ids(1, 2, 3), first)
-    cache.put(ids(1, 2, 4, 5), second)
+    first, second = Resting(ids(1, 2, 3), strip(3)), Resting(ids(1, 2, 4, 5), strip(4))
+    cache.put(first)
+    cache.put(second)
     assert cache.find(ids(9)[::-1].copy()) == (0, None)
     length, found = cache.find(ids(1, 2, 3, 9))
     assert length == LEAST_SHARED + 3
@@ -88,7 +88,7 @@ def test_find_returns_the_longest_and_eviction_takes_the_least_recent():
 
 def test_fewer_ids_than_the_least_are_not_looked_for():
     cache = PrefixCache()
-    cache.put(np.array(COMMON, np.int32), strip(0))
+    cache.put(Resting(np.array(COMMON, np.int32), strip(0)))
     assert cache.find(np.array(COMMON[:-1], np.int32)) == (0, None)
     assert cache.find(np.array([*COMMON[:-1], 99, 99], np.int32)) == (0, None)
     assert cache.find(ids(4))[0] == LEAST_SHARED
@@ -97,6 +97,6 @@ def test_fewer_ids_than_the_least_are_not_looked_for():
 @pytest.mark.parametrize("method", ["clear", "evict"])
 def test_nothing_is_left(method):
     cache = PrefixCache()
-    cache.put(ids(1, 2), strip(2))
+    cache.put(Resting(ids(1, 2), strip(2)))
     getattr(cache, method)()
     assert (len(cache), cache.tokens, cache._alike) == (0, 0, {})

@@ -9,6 +9,8 @@ POST /inference/v1/generate
     200 {"request_id", "engine": str, "choices": [{"index": 0, "token_ids": [int], "finish_reason":
          "stop" | "length" | "abort", "stop_reason": int | null, "logprobs": {"content": [{"token_id", "logprob"}]},
          "weight_versions": [{"version": str, "start": int, "end": int}]}]}
+    A span may hold "kv_version": the oldest weight set that made keys and values its tokens were conditioned on, where
+    those were kept across a publish.
     `token_ids` hold the stop token; spans are half-open and cover every output token. An aborted call answers 200
     with finish_reason "abort" and all tokens made so far, once. A client that disconnects aborts its call.
     409 {"error": {"type": "closed", "message"}}: the cell is leaving or training; queue the call and follow the routes.
@@ -18,7 +20,10 @@ POST /pause, /resume, /sleep, /wake_up -> 200 {}
 GET /health -> 200 {"status", "engine", "version": str, "calls": int, "window": int}
 """
 
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from qwengyre.types import KVBlock
 
 
 class Engine(Protocol):
@@ -72,4 +77,31 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """Abort everything, free the port."""
+        ...
+
+
+@runtime_checkable
+class HandsOver(Protocol):
+    """What an engine has besides, if keys and values can leave it and come to it. Without it calls prefill again.
+
+    Handles name executions, as in a generate request. At the source: `export_kv` > `free_kv`. At the destination:
+    `expect_kv`, before the source ends its calls > `import_kv`. `stats` has `prefill_rate` in tokens a second
+    (0: unknown).
+    """
+
+    async def export_kv(self, handles: Collection[str]) -> tuple[KVBlock, ...]:
+        """End the calls of these executions with their partial output, and pin what the engine has of them."""
+        ...
+
+    async def expect_kv(self, handles: Collection[str], limit_s: float) -> None:
+        """Calls of these executions wait until `import_kv` names them, at most `limit_s` seconds; 0: no longer."""
+        ...
+
+    async def import_kv(self, blocks: Sequence[KVBlock], handles: Collection[str]) -> int:
+        """Keep the blocks as prefixes, end the wait for `handles`; returns the tokens kept. Raises EngineError, keeping
+        none, unless version, dtype, model and geometry are this engine's."""
+        ...
+
+    async def free_kv(self, ids: Collection[str], moved: bool) -> None:
+        """Unpin blocks. Idempotent. `moved`: they are at another engine now."""
         ...

@@ -8,87 +8,33 @@ prompt never stalls the others for more than a chunk. A call whose last known to
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qwengyre.engine.attention import DecodeRows, Plan, PrefillSpan, decode_mask, prefill_mask
-from qwengyre.engine.calls import Call, Completion, Span
+from qwengyre.engine.calls import Call, Completion
 from qwengyre.engine.forward import Decoder
-from qwengyre.engine.kv import LEAST_SHARED, KVShape, PrefixCache, Slab, common_prefix, prefix_key, row_class
+from qwengyre.engine.kv import LEAST_SHARED, KVShape, PrefixCache, Resting, Slab, common_prefix, row_class
+from qwengyre.engine.running import Running, Source
 from qwengyre.engine.sampling import sample
 from qwengyre.errors import EngineError
-from qwengyre.types import Ids
-
-_CHUNK_WORK = 256 * 135_000_000  # parameters x tokens: about half a second of one CPU core
-_LEAST_CHUNK, _LARGEST_CHUNK = 64, 1024
-
-
-def chunk_tokens(parameters: int, device: torch.device) -> int:
-    """Prompt tokens a pass: as many as take about half a second on a CPU core, in bounds; the most on other devices."""
-    wanted = _CHUNK_WORK // parameters if device.type == "cpu" else _LARGEST_CHUNK
-    return min(_LARGEST_CHUNK, max(_LEAST_CHUNK, wanted))
-
-
-@dataclass(eq=False)
-class Running:
-    """A call on its way. `ids[:size]` = prompt and output; `known` = size when it was last admitted."""
-
-    call: Call
-    answer: Callable[[Completion], None]
-    stops: frozenset[int]
-    rng: random.Random
-    ids: Ids
-    size: int
-    known: int = 0
-    computed: int = 0
-    slab: Slab | None = None
-    row: int = 0
-    strip: Tensor | None = None
-    logprobs: list[float] = field(default_factory=list[float])
-    versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """(version, first output token sampled under it), where the version changed."""
-    key: bytes = b""
-
-    def __post_init__(self) -> None:
-        self.key = prefix_key(self.ids[: self.size])
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """Runs of equal versions over the output."""
-        edges = pairwise([*self.versions, (0, self.output)])
-        return tuple(Span(version, start, end) for (version, start), (_, end) in edges)
-
-    @property
-    def output(self) -> int:
-        """Tokens sampled so far."""
-        return self.size - len(self.call.token_ids)
-
-    @property
-    def reserved(self) -> int:
-        """KV tokens held."""
-        return self.slab.tokens if self.slab else self.strip.shape[2] if self.strip is not None else 0
-
-    def view(self, tokens: int) -> Tensor:
-        """Keys and values of the first `tokens` computed tokens."""
-        assert tokens <= self.computed
-        if self.slab:
-            return self.slab.view(self.row, tokens)
-        assert self.strip is not None
-        return self.strip[:, :, :tokens]
 
 
 class Batch:
-    """All calls of an engine. `counts` only grow: prefill_tokens, reused_tokens, decode_tokens, calls, aborted."""
+    """All calls of an engine. `counts` only grow: prefill_tokens, reused_tokens, decode_tokens, calls, aborted,
+    aborted_tokens (partial output that those kept), moved_tokens_in, moved_tokens_out. `keep_kv`: whether keys
+    and values survive `reload`.
+    """
 
     def __init__(
         self, decoder: Decoder, shape: KVShape, window: int, max_batch: int, kv_tokens: int, chunk: int
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.version = 0
+        self.keep_kv = False
         self._window = window
         self._decoder = decoder
         self._shape = shape
@@ -99,14 +45,28 @@ class Batch:
         self._active: list[Running] = []
         self._cache = PrefixCache()
         self._slabs: dict[int, Slab] = {}
+        self._pinned: dict[int, Resting] = {}
+        self._pins = 0
+        self._expected: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._active)
 
     @property
+    def idle(self) -> bool:
+        """Whether nothing can be computed before something arrives: a call, or the keys and values of one."""
+        return not self._active and all(running.call.handle in self._expected for running in self._waiting)
+
+    @property
     def kv_used(self) -> int:
-        """KV tokens reserved now, by calls and by cached prefixes."""
-        return self._cache.tokens + sum(running.reserved for running in self._active)
+        """KV tokens reserved now, by calls, resting prefixes and pinned sequences."""
+        calls = sum(running.reserved for running in self._active)
+        return self._cache.tokens + self.kv_pinned + calls
+
+    @property
+    def kv_pinned(self) -> int:
+        """KV tokens of exported sequences that are not freed yet."""
+        return sum(len(resting.ids) for resting in self._pinned.values())
 
     def submit(
         self, call: Call, rng: random.Random, stops: frozenset[int], answer: Callable[[Completion], None]
@@ -125,13 +85,17 @@ class Batch:
         ended = [r for r in (*self._active, *self._waiting) if wanted is None or r.call.request_id in wanted]
         for running in ended:
             self.counts["aborted"] += 1
+            self.counts["aborted_tokens"] += running.output
             self._finish(running, "abort", None)
         return len(ended)
 
     @torch.inference_mode()
     def reload(self, version: int) -> None:
-        """The weights have changed: forget all keys and values; live calls prefill prompt and output again."""
+        """The weights have changed: forget all keys and values; live calls prefill prompt and output again. With
+        `keep_kv` go on with those that there are."""
         self.version = version
+        if self.keep_kv:
+            return
         self._cache.clear()
         for running in self._active:
             self._release(running)
@@ -139,10 +103,48 @@ class Batch:
         self._active = []
 
     def free(self) -> None:
-        """Give back all KV memory. Only without calls."""
+        """Give back all KV memory, pinned sequences included. Only without calls."""
         assert not len(self)
         self._cache.clear()
         self._slabs.clear()
+        self._pinned.clear()
+
+    # Hand-over: export at the source, arrival at the destination
+
+    @torch.inference_mode()
+    def export(self, handles: frozenset[str]) -> dict[int, Resting]:
+        """Between two passes: end the calls of `handles` with their partial output, and take what these executions
+        have, live or resting, out of the cache. Pinned, under the returned keys, until freed."""
+        self.abort([r.call.request_id for r in (*self._active, *self._waiting) if r.call.handle in handles])
+        taken = self._cache.take(handles)
+        keys = range(self._pins, self._pins + len(taken))
+        self._pins = keys.stop
+        pinned = dict(zip(keys, taken, strict=True))
+        self._pinned |= pinned
+        return pinned
+
+    def unpin(self, keys: Sequence[int], moved: bool) -> None:
+        """Give back exported sequences; `moved`: another engine has them. Unknown keys were given back before."""
+        for key in keys:
+            resting = self._pinned.pop(key, None)
+            self.counts["moved_tokens_out"] += len(resting.ids) if resting is not None and moved else 0
+
+    def expect(self, handles: frozenset[str]) -> None:
+        """Calls of these executions wait: their keys and values are coming."""
+        self._expected |= handles
+
+    def arrived(self, handles: frozenset[str]) -> None:
+        """What was expected for these executions is here, or will not come."""
+        self._expected -= handles
+
+    def adopt(self, resting: Resting) -> bool:
+        """Keep another engine's sequence as a resting prefix. False when calls hold too much memory."""
+        if self._cache.holder(resting.ids) is None:
+            if not self._reserve(len(resting.ids)):
+                return False
+            self._cache.put(resting)
+        self.counts["moved_tokens_in"] += len(resting.ids)
+        return True
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -162,7 +164,7 @@ class Batch:
         if finished:
             self._sample(logits, finished)
         for running, _ in prefilling:
-            if running.strip is not None and running.size - running.computed == 1:
+            if running.strip is not None and running.remaining == 1:
                 self._settle(running)
 
     def _forward(self, plan: Plan, chosen: list[Running], takes: list[int]) -> tuple[Tensor, list[Running]]:
@@ -190,12 +192,12 @@ class Batch:
             self._append(running, token, logprob)
 
     def _append(self, running: Running, token: int, logprob: float) -> None:
-        at = running.output
+        at, under = running.output, (self.version, running.kv_version)
         running.ids[running.size] = token
         running.size += 1
         running.logprobs.append(logprob)
-        if not running.versions or running.versions[-1][0] != self.version:
-            running.versions.append((self.version, at))
+        if not running.versions or running.versions[-1][:2] != under:
+            running.versions.append((*under, at))
         if token in running.stops:
             self._finish(running, "stop", token)
         elif at + 1 == running.call.max_tokens:
@@ -226,26 +228,29 @@ class Batch:
         for running in list(self._waiting):
             if len(self._active) >= self._max_batch:
                 return
-            shared, source = self._best_source(running)
-            if self._worth_waiting(running, shared):
+            if running.call.handle in self._expected:
                 continue
-            if not self._place(running, shared, source):
+            source = self._best_source(running)
+            if self._worth_waiting(running, source.length):
+                continue
+            if not self._place(running, source):
                 return
             self._waiting.remove(running)
             self._active.append(running)
 
-    def _best_source(self, running: Running) -> tuple[int, Tensor | None]:
+    def _best_source(self, running: Running) -> Source:
         """Longest computed prefix of a call, short of its last token (whose logits are needed), and where it is."""
         wanted = running.ids[: running.size - 1]
         if len(wanted) < LEAST_SHARED:
-            return 0, None
-        shared, source = self._cache.find(wanted)
+            return Source()
+        length, resting = self._cache.find(wanted)
+        best = Source() if resting is None else Source(length, resting.strip, resting.version)
         for other in self._active:
-            if other.key == running.key and other.computed > shared:
+            if other.key == running.key and other.computed > best.length:
                 length = common_prefix(other.ids[: other.computed], wanted)
-                if length >= max(LEAST_SHARED, shared + 1):
-                    shared, source = length, other.view(length)
-        return shared, source
+                if length >= max(LEAST_SHARED, best.length + 1):
+                    best = Source(length, other.view(length), other.kv_version)
+        return best
 
     def _worth_waiting(self, running: Running, shared: int) -> bool:
         """Whether a call that is prefilling now will soon have a much longer common prefix."""
@@ -257,19 +262,19 @@ class Batch:
             for other in self._active
         )
 
-    def _place(self, running: Running, shared: int, source: Tensor | None) -> bool:
-        decodes = running.size - shared == 1
+    def _place(self, running: Running, source: Source) -> bool:
+        shared, data = source.length, source.data
         if not self._reserve(row_class(running.size + 1, self._window)):
             return False
         running.known, running.computed = running.size, shared
+        running.kv_version = min(source.version, self.version) if shared else self.version
         self.counts["reused_tokens"] += shared
-        if decodes:
-            assert source is not None or shared == 0
-            self._enter_slab(running, source[:, :, :shared] if source is not None else self._shape.strip(0))
+        if running.remaining == 1:
+            self._enter_slab(running, data[:, :, :shared] if data is not None else self._shape.strip(0))
             return True
         running.strip = self._shape.strip(running.size)
-        if source is not None:
-            running.strip[:, :, :shared].copy_(source[:, :, :shared])
+        if data is not None:
+            running.strip[:, :, :shared].copy_(data[:, :, :shared])
         return True
 
     def _reserve(self, tokens: int) -> bool:
@@ -331,9 +336,15 @@ class Batch:
 
     def _keep(self, running: Running) -> None:
         """Leave the keys and values of a finished call to later ones."""
-        ids = running.ids[: running.computed].copy()
-        if len(ids) >= LEAST_SHARED and not self._cache.holds(ids):
-            self._cache.put(ids, running.view(running.computed).clone())
+        ids, handle = running.ids[: running.computed].copy(), running.call.handle
+        if len(ids) < LEAST_SHARED:
+            return
+        resting = self._cache.holder(ids)
+        if resting is None:
+            resting = Resting(ids, running.view(running.computed).clone(), running.kv_version)
+            self._cache.put(resting)
+        if handle:
+            resting.handles[handle] = max(len(ids), resting.handles.get(handle, 0))
 
     # Plans
 
@@ -370,12 +381,9 @@ class Batch:
             return
         oldest, left = queue[0], self._chunk
         granted = dict.fromkeys(queue, 0)
-        for running, most in [(oldest, self._chunk // 2), *((r, self._chunk) for r in sorted(queue, key=_remaining))]:
-            share = min(left, most, _remaining(running) - granted[running])
+        shortest_first = sorted(queue, key=attrgetter("remaining"))
+        for running, most in [(oldest, self._chunk // 2), *((r, self._chunk) for r in shortest_first)]:
+            share = min(left, most, running.remaining - granted[running])
             granted[running] += share
             left -= share
         yield from ((running, share) for running, share in granted.items() if share)
-
-
-def _remaining(running: Running) -> int:
-    return running.size - running.computed

@@ -26,11 +26,13 @@ class Call:
 
 
 class Span(NamedTuple):
-    """Output tokens [start, end) sampled under weight set `version`."""
+    """Output tokens [start, end) sampled under weight set `version`. `kv_version` is the oldest weight set that made
+    any of the keys and values they were conditioned on (-1: the same); older only where KV is kept on publish."""
 
     version: int
     start: int
     end: int
+    kv_version: int = -1
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,29 @@ import logging
 import queue
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import psutil
 import torch
 from torch import nn
 
-from qwengyre.engine.batch import Batch, chunk_tokens
+from qwengyre.engine.batch import Batch
 from qwengyre.engine.calls import Call, Completion, EngineClosedError, Health, RefusedCallError
-from qwengyre.engine.forward import choose_decoder, kv_shape
+from qwengyre.engine.exchange import Exchange
+from qwengyre.engine.forward import choose_decoder, chunk_tokens, copy_weights, kv_shape
 from qwengyre.engine.server import EngineServer, build_app
 from qwengyre.errors import EngineError
+from qwengyre.types import KVBlock
 
 _LOG = logging.getLogger(__name__)
 _MEMORY_SHARE = 0.25
 _COLDEST, _HOTTEST = 1e-3, 1e3
 _COUNTS = ("prefill_tokens", "reused_tokens", "decode_tokens", "calls", "aborted")
+_MOVED = ("aborted_tokens", "moved_tokens_in", "moved_tokens_out")
+_LEAST_TIMED = 64
+"""Prompt tokens of a pass below which its time says nothing about prefilling."""
 
 T = TypeVar("T")
 Job = Callable[[Batch], object]
@@ -39,6 +45,10 @@ class EmbeddedEngine:
     `eos_ids` stop every call, besides its own stop ids. `window` in tokens, prompt and output together. `kv_tokens`
     bounds the tokens of keys and values kept, calls and resting prefixes together (default: what `max_batch` windows
     need, at most a quarter of the free memory; at least one window). `executions` overrides the derived capacity.
+
+    `kv_on_publish`: "drop" (exact: keys and values go with their weights, live calls prefill prompt and output again)
+    or "keep" (nothing is computed again; spans of calls that go on name the older `kv_version` they were conditioned
+    on, and their log-probs are not what the trainer recomputes).
     """
 
     def __init__(  # noqa: PLR0913 - all but the model are named at every call
@@ -53,8 +63,11 @@ class EmbeddedEngine:
         max_batch: int = 64,
         kv_tokens: int | None = None,
         executions: int | None = None,
+        kv_on_publish: Literal["drop", "keep"] = "drop",
         port: int = 0,
     ) -> None:
+        if kv_on_publish not in ("drop", "keep"):
+            raise ValueError(f"kv_on_publish={kv_on_publish!r}: expected 'drop' or 'keep'")
         if kv_tokens is not None and kv_tokens < window:
             raise ValueError(f"kv_tokens {kv_tokens} cannot hold one window of {window} tokens")
         self._model = model
@@ -66,6 +79,8 @@ class EmbeddedEngine:
         self._max_batch = max_batch
         self._kv_tokens = kv_tokens or _default_kv_tokens(model, window, max_batch)
         self._executions = executions
+        self._keep_kv = kv_on_publish == "keep"
+        self._exchange = Exchange(name, model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings  # pyright: ignore
         self._status = "closed"
         self._loaded = True
@@ -75,6 +90,8 @@ class EmbeddedEngine:
         self._asked: set[asyncio.Future[Any]] = set()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._batch: Batch | None = None
+        self._prefilled: tuple[int, float] = (0, 0.0)
+        """Tokens and seconds of the passes that mostly prefilled."""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server = EngineServer(build_app(self, name), port)
@@ -155,7 +172,7 @@ class EmbeddedEngine:
             if callable(weights):
                 weights()
             elif weights is not None:
-                _copy_into(self._model, weights)
+                copy_weights(self._model, weights)
             batch.reload(version)
 
         await self._do(apply)
@@ -204,10 +221,42 @@ class EmbeddedEngine:
 
     async def stats(self) -> dict[str, float]:
         """Counters since start: prefill_tokens (computed from prompts, or again), reused_tokens (taken from kept
-        KV), decode_tokens (sampled), calls, aborted; and kv_tokens, those reserved now."""
-        batch = self._batch
-        counts = {name: 0.0 if batch is None else float(batch.counts[name]) for name in _COUNTS}
-        return counts | {"kv_tokens": 0.0 if batch is None else float(batch.kv_used)}
+        KV), decode_tokens (sampled), calls, aborted, aborted_tokens (partial output that aborted calls kept),
+        moved_tokens_out and moved_tokens_in (KV handed over). Of now: kv_tokens (reserved),
+        pinned_tokens (exported, not freed), prefill_rate (tokens a second; 0: not known)."""
+        batch, (tokens, seconds) = self._batch, self._prefilled
+        counts = {name: 0.0 if batch is None else float(batch.counts[name]) for name in (*_COUNTS, *_MOVED)}
+        used, pinned = (0, 0) if batch is None else (batch.kv_used, batch.kv_pinned)
+        rate = tokens / seconds if seconds else 0.0
+        return counts | {"kv_tokens": float(used), "pinned_tokens": float(pinned), "prefill_rate": rate}
+
+    # Hand-over of keys and values
+
+    async def export_kv(self, handles: Collection[str]) -> tuple[KVBlock, ...]:
+        """End the calls of these executions with their partial output, and pin the keys and values of all their
+        sequences, live or resting: prompt and output, short of the last token. Both between the same two passes, so
+        that nothing is sampled after the cut; a call that has ended by itself by then leaves its sequence too."""
+        return await self._do(lambda batch: self._exchange.export(batch, handles))
+
+    async def expect_kv(self, handles: Collection[str], limit_s: float) -> None:
+        """Calls of these executions wait until `import_kv` names them, at most `limit_s` seconds; 0: no longer."""
+        wanted = frozenset(handles)
+        if limit_s > 0:
+            await self._do(lambda batch: batch.expect(wanted))
+            asyncio.get_running_loop().call_later(limit_s, self._jobs.put, lambda batch: batch.arrived(wanted))
+        else:
+            await self._do(lambda batch: batch.arrived(wanted))
+
+    async def import_kv(self, blocks: Sequence[KVBlock], handles: Collection[str]) -> int:
+        """Keep the blocks (not copied: nobody writes to their data) as resting prefixes, which calls find by their ids;
+        those that wait for the keys and values of `handles` go on, whatever happens here. Returns the tokens kept:
+        fewer where calls hold too much memory. Raises EngineError, keeping none, when a block's stamp is not this
+        engine's: prefill again."""
+        return await self._do(lambda batch: self._exchange.adopt(batch, blocks, handles))
+
+    async def free_kv(self, ids: Collection[str], moved: bool) -> None:
+        """Unpin exported blocks; `moved`: the destination has confirmed them. Unknown ids were freed before."""
+        await self._do(lambda batch: self._exchange.unpin(batch, ids, moved))
 
     def health(self) -> Health:
         """State as `/health` reports it."""
@@ -287,7 +336,7 @@ class EmbeddedEngine:
         self._tell(_resolve, ready, None, None)
         try:
             while self._run_jobs(batch):
-                batch.step()
+                self._step(batch)
         except Exception as error:
             _LOG.exception("engine %s failed", self._name)
             self._tell(self._fail, f"{type(error).__name__}: {error}")
@@ -298,12 +347,20 @@ class EmbeddedEngine:
         decoder = choose_decoder(self._model, self._window)
         chunk = chunk_tokens(sum(parameter.numel() for parameter in self._model.parameters()), shape.device)
         self._batch = Batch(decoder, shape, self._window, self._max_batch, self._kv_tokens, chunk)
-        self._batch.version = self._version
+        self._batch.version, self._batch.keep_kv = self._version, self._keep_kv
         return self._batch
 
+    def _step(self, batch: Batch) -> None:
+        before, started = batch.counts["prefill_tokens"], time.perf_counter()
+        batch.step()
+        tokens = batch.counts["prefill_tokens"] - before
+        if tokens >= _LEAST_TIMED:
+            all_tokens, seconds = self._prefilled
+            self._prefilled = all_tokens + tokens, seconds + time.perf_counter() - started
+
     def _run_jobs(self, batch: Batch) -> bool:
-        """Do all queued jobs; without calls wait for some. False when asked to end."""
-        while not len(batch) or not self._jobs.empty():
+        """Do all queued jobs; with nothing to compute wait for some. False when asked to end."""
+        while batch.idle or not self._jobs.empty():
             job = self._jobs.get()
             if job is None:
                 return False
@@ -318,20 +375,6 @@ def _resolve(future: asyncio.Future[Any], result: Any, error: BaseException | No
         future.set_exception(error)
     else:
         future.set_result(result)
-
-
-def _copy_into(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy `weights` into the parameters of the same names, in place: all or none."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, tensor in weights.items():
-        if name not in parameters or parameters[name].shape != tensor.shape:
-            expected = tuple(parameters[name].shape) if name in parameters else "no such parameter"
-            raise EngineError(
-                f"weight {name} has shape {tuple(tensor.shape)}, the model: {expected}; nothing was loaded"
-            )
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            parameters[name].copy_(tensor)
 
 
 def _default_kv_tokens(model: nn.Module, window: int, max_batch: int) -> int:

@@ -6,7 +6,9 @@ the very parameters of the given module and copy none.
 """
 
 import copy
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +23,10 @@ from qwengyre.errors import EngineError
 _LEAN_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _FIXED_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 _ATTENTION = "qwengyre_packed"
+_VOLATILE = frozenset({"transformers_version", "dtype", "torch_dtype"})
 _PROBE_TOKENS = 12
+_CHUNK_WORK = 256 * 135_000_000  # parameters x tokens: about half a second of one CPU core
+_LEAST_CHUNK, _LARGEST_CHUNK = 64, 1024
 _PROBE_TOLERANCE = {torch.float32: 1e-3}
 _PROBE_TOLERANCE_HALF = 0.1
 
@@ -42,6 +47,34 @@ def kv_shape(model: nn.Module) -> KVShape:
     parameter = next(model.parameters())
     groups = config.num_attention_heads // heads
     return KVShape(config.num_hidden_layers, heads, groups, width, parameter.dtype, parameter.device)
+
+
+def chunk_tokens(parameters: int, device: torch.device) -> int:
+    """Prompt tokens a pass: as many as take about half a second on a CPU core, in bounds; the most on other devices."""
+    wanted = _CHUNK_WORK // parameters if device.type == "cpu" else _LARGEST_CHUNK
+    return min(_LARGEST_CHUNK, max(_LEAST_CHUNK, wanted))
+
+
+def copy_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy `weights` into the parameters of the same names, in place: all or none."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, tensor in weights.items():
+        if name not in parameters or parameters[name].shape != tensor.shape:
+            expected = tuple(parameters[name].shape) if name in parameters else "no such parameter"
+            raise EngineError(
+                f"weight {name} has shape {tuple(tensor.shape)}, the model: {expected}; nothing was loaded"
+            )
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            parameters[name].copy_(tensor)
+
+
+def model_digest(model: nn.Module) -> str:
+    """Hex digest of a model's configuration and parameter shapes, not of its weights: those have a version."""
+    config: Any = model.config
+    facts = {key: value for key, value in config.to_dict().items() if key not in _VOLATILE and key[0] != "_"}
+    shapes = [(name, str(p.dtype), tuple(p.shape)) for name, p in sorted(model.named_parameters())]
+    return hashlib.sha256(json.dumps([facts, shapes], sort_keys=True, default=str).encode()).hexdigest()
 
 
 def choose_decoder(model: nn.Module, window: int) -> Decoder:

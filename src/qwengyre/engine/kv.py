@@ -6,7 +6,7 @@ row that is full is copied once into the next class (about 1.4 times larger).
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -125,63 +125,88 @@ def prefix_key(ids: Ids) -> bytes:
     return ids[:LEAST_SHARED].tobytes()
 
 
+@dataclass(eq=False)
+class Resting:
+    """Keys and values `strip` [2, layers, T, heads, width] of `ids` that no call is writing to.
+
+    `version` is the oldest weight set that made any of them; `handles` maps each execution that left some of them to
+    how many tokens are its own.
+    """
+
+    ids: Ids
+    strip: Tensor
+    version: int = 0
+    handles: dict[str, int] = field(default_factory=dict[str, int])
+
+
 class PrefixCache:
-    """Strips of finished calls by their ids, least recently used first. One strip never repeats another's prefix."""
+    """Resting prefixes by their ids, least recently used first. None repeats another's prefix."""
 
     def __init__(self) -> None:
-        self._strips: OrderedDict[int, tuple[Ids, Tensor]] = OrderedDict()
+        self._resting: OrderedDict[int, Resting] = OrderedDict()
         self._alike: dict[bytes, list[int]] = {}
         self._next = 0
         self.tokens = 0
 
     def __len__(self) -> int:
-        return len(self._strips)
+        return len(self._resting)
 
-    def put(self, ids: Ids, strip: Tensor) -> None:
-        """Keep `strip` as the keys and values of `ids`; strips that hold a prefix of `ids` go."""
+    def put(self, resting: Resting) -> None:
+        """Keep it; those that hold a prefix of its ids go, their handles with their lengths are its own too."""
+        ids = resting.ids
         for key in list(self._alike.get(prefix_key(ids), ())):
-            old = self._strips[key][0]
-            if len(old) <= len(ids) and np.array_equal(old, ids[: len(old)]):
+            old = self._resting[key]
+            if len(old.ids) <= len(ids) and np.array_equal(old.ids, ids[: len(old.ids)]):
+                resting.handles = old.handles | resting.handles
                 self._drop(key)
-        self._strips[self._next] = (ids, strip)
+        self._resting[self._next] = resting
         self._alike.setdefault(prefix_key(ids), []).append(self._next)
         self._next += 1
         self.tokens += len(ids)
 
-    def find(self, ids: Ids) -> tuple[int, Tensor | None]:
-        """Longest common prefix of `ids` with a strip, and that strip; it becomes the most recently used.
+    def find(self, ids: Ids) -> tuple[int, Resting | None]:
+        """Longest common prefix of `ids` with a resting one, which becomes the most recently used.
         (0, None) when none shares at least LEAST_SHARED ids."""
         best, found = LEAST_SHARED - 1, None
         for key in self._alike.get(prefix_key(ids), ()):
-            length = common_prefix(self._strips[key][0], ids)
+            length = common_prefix(self._resting[key].ids, ids)
             if length > best:
                 best, found = length, key
         if found is None:
             return 0, None
-        self._strips.move_to_end(found)
-        return best, self._strips[found][1]
+        self._resting.move_to_end(found)
+        return best, self._resting[found]
 
-    def holds(self, ids: Ids) -> bool:
-        """Whether some strip already holds all of `ids`."""
-        return any(common_prefix(self._strips[key][0], ids) == len(ids) for key in self._alike.get(prefix_key(ids), ()))
+    def holder(self, ids: Ids) -> Resting | None:
+        """One that holds all of `ids`."""
+        for key in self._alike.get(prefix_key(ids), ()):
+            if common_prefix(self._resting[key].ids, ids) == len(ids):
+                return self._resting[key]
+        return None
+
+    def take(self, handles: frozenset[str]) -> list[Resting]:
+        """Remove and return what these executions left."""
+        keys = [key for key, resting in self._resting.items() if handles & resting.handles.keys()]
+        return [self._drop(key) for key in keys]
 
     def evict(self) -> bool:
-        """Drop the least recently used strip. False when there is none."""
-        if not self._strips:
+        """Drop the least recently used. False when there is none."""
+        if not self._resting:
             return False
-        self._drop(next(iter(self._strips)))
+        self._drop(next(iter(self._resting)))
         return True
 
     def clear(self) -> None:
         """Drop everything."""
-        self._strips.clear()
+        self._resting.clear()
         self._alike.clear()
         self.tokens = 0
 
-    def _drop(self, key: int) -> None:
-        ids, _ = self._strips.pop(key)
-        self.tokens -= len(ids)
-        alike = self._alike[prefix_key(ids)]
+    def _drop(self, key: int) -> Resting:
+        resting = self._resting.pop(key)
+        self.tokens -= len(resting.ids)
+        alike = self._alike[prefix_key(resting.ids)]
         alike.remove(key)
         if not alike:
-            del self._alike[prefix_key(ids)]
+            del self._alike[prefix_key(resting.ids)]
+        return resting

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qwengyre.engine.calls import Call, Completion, EngineClosedError, RefusedCallError, TokenEngine
+from qwengyre.engine.calls import Call, Completion, EngineClosedError, RefusedCallError, Span, TokenEngine
 from qwengyre.errors import EngineError
 
 _STOP_GRACE_S = 5
@@ -98,11 +98,14 @@ def write_completion(completion: Completion, name: str) -> dict[str, Any]:
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
         "logprobs": {"content": [{"token_id": token, "logprob": logprob} for token, logprob in pairs]},
-        "weight_versions": [
-            {"version": str(span.version), "start": span.start, "end": span.end} for span in completion.spans
-        ],
+        "weight_versions": [_span(span) for span in completion.spans],
     }
     return {"request_id": completion.request_id, "engine": name, "choices": [choice]}
+
+
+def _span(span: Span) -> dict[str, Any]:
+    stamped = {"version": str(span.version), "start": span.start, "end": span.end}
+    return stamped if span.kv_version < 0 else stamped | {"kv_version": str(span.kv_version)}
 
 
 async def _until_disconnect(request: Request, work: Awaitable[Completion]) -> Completion | None:
