@@ -1,0 +1,60 @@
+"""Tensors through Ray's object store: the default on CPUs. Control never holds them, only the reference in a ticket."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray import exceptions
+from torch import Tensor
+
+from qwengyre.errors import TransferError
+from qwengyre.transfer.weights import Ticket
+
+PULL_S = 60.0
+"""A pull that takes longer has failed."""
+
+
+class RayWeights:
+    """Implements `WeightTransfer`. An object lives until its owner freed it and no pull holds it; it dies with the
+    owner's process."""
+
+    def __init__(self, name: str) -> None:
+        """`name` is unique in the run: cell and incarnation."""
+        self._name = name
+        self._number = 0
+        self._exposed: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def expose(self, tensors: Mapping[str, Tensor]) -> Ticket:
+        packed = {name: _packed(tensor) for name, tensor in tensors.items()}
+        reference = ray.put(packed)
+        with self._lock:
+            self._number += 1
+            id = f"{self._name}/{self._number}"
+            self._exposed[id] = reference
+        return Ticket(id, sum(t.nbytes for t in tensors.values()), reference)
+
+    def pull(self, ticket: Ticket) -> dict[str, Tensor]:
+        try:
+            packed = ray.get(ticket.at, timeout=PULL_S)
+        except exceptions.RayError as error:
+            cause = (str(error).splitlines() or [""])[0]
+            raise TransferError(f"{ticket.id} cannot be pulled: {type(error).__name__}: {cause}") from None
+        return {name: _unpacked(*parts) for name, parts in packed.items()}
+
+    def free(self, ticket: Ticket) -> None:
+        with self._lock:
+            self._exposed.pop(ticket.id, None)
+
+
+def _packed(tensor: Tensor) -> tuple[str, tuple[int, ...], np.ndarray]:
+    """dtype, shape, bytes: numpy arrays travel through shared memory without a copy of their own, any dtype."""
+    raw = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw
+
+
+def _unpacked(dtype: str, shape: tuple[int, ...], raw: np.ndarray) -> Tensor:
+    return torch.from_numpy(raw.copy()).view(getattr(torch, dtype)).reshape(shape)
