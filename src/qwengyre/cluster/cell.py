@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qwengyre.cluster.checkpoints import steps_of
+from qwengyre.cluster.handover import CellKV, Exported, Parcel, Plan
 from qwengyre.cluster.share import Flush as Flush
 from qwengyre.cluster.share import Share
 from qwengyre.cluster.share import Snapshot as Snapshot
 from qwengyre.engine.base import Engine
 from qwengyre.errors import RefusedError, StartingError
 from qwengyre.plugin import named
+from qwengyre.schedule.handover import Rates
 from qwengyre.trainer.base import Trainer
+from qwengyre.transfer.kv import KVTicket, TensorKV
 from qwengyre.types import MicroStep
 
 R = TypeVar("R")
@@ -104,6 +107,10 @@ class Cell:
         self._engine: Engine | None = None
         self._trainer: Trainer | None = None
         self._share: Share | None = None
+        self._kv: CellKV | None = None
+        self._before: dict[str, float] = {}
+        """The engine's counters when it was shut: a hand-over interrupts calls before `drain` does."""
+        self._starting = asyncio.Lock()
         self._worker = ThreadPoolExecutor(1, f"cell{spec.index}-trainer")
 
     async def start(self, version: int, checkpoint: Path | None) -> CellReport:
@@ -112,14 +119,15 @@ class Cell:
         On a cell that lives (control died, or the run goes back to a checkpoint): its calls end with their partial
         output, and everything is made anew.
         """
-        if self._engine is not None:
-            await self.shut()
-            await self.drain()
-            await self.stop()
-        await self._blocking(self._build, version, checkpoint)
-        url = await self._engine_.start()
-        capacity = await self._engine_.capacity()
-        return CellReport(self.spec.index, self.incarnation, url, capacity, os.getpid())
+        async with self._starting:
+            if self._engine is not None:
+                await self.shut()
+                await self.drain()
+                await self.stop()
+            await self._blocking(self._build, version, checkpoint)
+            url = await self._engine_.start()
+            capacity = await self._engine_.capacity()
+            return CellReport(self.spec.index, self.incarnation, url, capacity, os.getpid())
 
     # --- roles -------------------------------------------------------------------------------------------------------
 
@@ -130,6 +138,7 @@ class Cell:
         await self._blocking(self._share_.rest, self.spec.core)
         if snapshot is not None:
             await self._blocking(self._take, snapshot)
+        self._before = {}
         await self._engine_.wake()
         await self._engine_.load(version)
         await self._engine_.open()
@@ -137,19 +146,21 @@ class Cell:
     async def shut(self, *, incarnation: int | None = None) -> None:
         """The first step of a move to training: new calls get 409 from now on."""
         self._current(incarnation)
+        self._before = self._before or await self._engine_.stats()
         await self._engine_.close()
 
     async def drain(self, *, incarnation: int | None = None) -> Drained:
         """After the gateways acknowledged routes without this cell: end its calls with their partial output, and
         sleep."""
         self._current(incarnation)
-        before = (await self._engine_.stats()).get("aborted_tokens", 0)
-        aborted = await self._engine_.abort()
+        before = self._before or await self._engine_.stats()
+        await self._engine_.abort()
         while await self._engine_.calls():  # noqa: ASYNC110 - an engine, maybe another process, has no event to await
             await asyncio.sleep(0.01)
-        kept = (await self._engine_.stats()).get("aborted_tokens", 0) - before
+        stats, self._before = await self._engine_.stats(), {}
         await self._engine_.sleep()
-        return Drained(aborted, int(kept))
+        calls, tokens = (int(stats.get(name, 0) - before.get(name, 0)) for name in ("aborted", "aborted_tokens"))
+        return Drained(calls, tokens)
 
     async def train(self, snapshot: Snapshot | None = None, *, incarnation: int | None = None) -> None:
         """The last step of a move to training, and of each new step: a satellite takes `snapshot` (pulled only if
@@ -157,6 +168,37 @@ class Cell:
         self._current(incarnation)
         assert self.spec.core == (snapshot is None), "satellites train with a snapshot of the core, the core without"
         await self._blocking(self._share_.rise, snapshot)
+
+    # --- keys and values (`handover.py`) ------------------------------------------------------------------------------
+
+    async def expect_kv(
+        self, executions: tuple[str, ...], limit_s: float, *, incarnation: int | None = None
+    ) -> Rates | None:
+        """Destination, before the source exports: calls of these executions wait for `import_kv`. Its rates."""
+        self._current(incarnation)
+        return await self._kv_.expect(executions, limit_s)
+
+    async def export_kv(self, plan: Plan, *, incarnation: int | None = None) -> Exported:
+        """Source, after `shut` and routes without it: end the calls of the plan, pin what is worth moving."""
+        self._current(incarnation)
+        return await self._kv_.export(plan)
+
+    async def send_kv(self, parcel: str, *, incarnation: int | None = None) -> KVTicket:
+        """Source: expose a parcel."""
+        self._current(incarnation)
+        return await self._kv_.send(parcel)
+
+    async def import_kv(
+        self, parcel: Parcel, ticket: KVTicket, exposing_s: float, *, incarnation: int | None = None
+    ) -> int:
+        """Destination: pull and keep a parcel; the tokens kept. EngineError, TransferError: they are recomputed."""
+        self._current(incarnation)
+        return await self._kv_.receive(parcel, ticket, exposing_s)
+
+    async def free_kv(self, parcels: tuple[str, ...], moved: bool, *, incarnation: int | None = None) -> None:
+        """Source: confirmed by the destination (`moved`), or given up. Idempotent."""
+        self._current(incarnation)
+        await self._kv_.free(parcels, moved)
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
@@ -220,9 +262,10 @@ class Cell:
         """The engine's counters."""
         return await self._engine_.stats()
 
-    async def life(self) -> None:
-        """Never returns: who waits for it hears at once when this process dies."""
-        await asyncio.Event().wait()
+    async def life(self, incarnation: int) -> None:
+        """Returns never: who waits for it hears at once when this process dies. At once for one that is dead."""
+        if incarnation == self.incarnation:
+            await asyncio.Event().wait()
 
     async def leave(self, incarnation: int) -> None:
         """Control gave this incarnation up: the process ends, and the next one starts."""
@@ -260,6 +303,12 @@ class Cell:
             raise StartingError(f"cell {self.spec.index} was not started yet")
         return self._share
 
+    @property
+    def _kv_(self) -> CellKV:
+        if self._kv is None:
+            raise StartingError(f"cell {self.spec.index} was not started yet")
+        return self._kv
+
     def _take(self, snapshot: Snapshot) -> None:
         if self.spec.core:
             self._share_.lay_aside(snapshot)
@@ -291,6 +340,7 @@ class Cell:
             executions=self.spec.executions,
             **self.spec.engine_args,
         )
+        self._kv = CellKV(self._engine, TensorKV(transfer), asyncio.to_thread)
 
     def _save(self, folder: Path) -> None:
         unfinished = folder.with_name(f".{folder.name}.unfinished")
