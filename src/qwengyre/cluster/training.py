@@ -15,7 +15,7 @@ from qwengyre.cluster.crew import Books, Crew, Live
 from qwengyre.cluster.groups import Groups
 from qwengyre.cluster.ledger import Claim, Ledger
 from qwengyre.cluster.record import StepRecord
-from qwengyre.errors import QwenGyreError, RefusedError, RunError, TransferError
+from qwengyre.errors import QwenGyreError, RunError, TransferError
 from qwengyre.schedule import events as ev
 
 CORE = 0
@@ -24,7 +24,14 @@ Done = tuple[Claim, dict[str, float], float]
 
 
 class CoreLostError(QwenGyreError):
-    """The core did not do what was asked: nothing is wrong with the cell that waited for it."""
+    """The core did not do what was asked, or its gradient is gone: nothing is wrong with the cell that waited for it.
+
+    `incarnation` is the one that failed; -1: its loss is known already.
+    """
+
+    def __init__(self, said: str, incarnation: int = -1) -> None:
+        super().__init__(said)
+        self.incarnation = incarnation
 
 
 def _no_losses(cell: int, incarnation: int, reason: str) -> None:
@@ -105,8 +112,8 @@ class Training:
             else:
                 await self._feed_satellite(cell, incarnation)
         except CoreLostError as error:
-            if (core := self.crew.live.get(CORE)) is not None:
-                self.lost(CORE, core.report.incarnation, str(error))
+            if error.incarnation >= 0:
+                self.lost(CORE, error.incarnation, str(error))
         except Exception as error:
             self.lost(cell, incarnation, f"{type(error).__name__}: {error}")
 
@@ -118,9 +125,11 @@ class Training:
             live.feed = None
 
     async def forget(self, live: Live) -> int:
-        """The cell is lost. Its claims return, except those of a flush that the core received. Returns how many."""
+        """The cell is lost. Its claims return, except those of a flush that the core received. With the core, all of the
+        open step return, and nobody trains until the run went back (`rewind`). Returns how many."""
         cell = live.report.cell
-        self.ledger.dismiss(cell)
+        for worker in list(self.ledger.workers) if cell == CORE else [cell]:
+            self.ledger.dismiss(worker)
         if (receiving := self._receiving.get(cell)) is not None:
             await asyncio.wait([receiving])
         if live.feed is not None:
@@ -172,22 +181,22 @@ class Training:
 
     async def _receive(self, flush: Flush, done: list[Done]) -> None:
         if not all(self.ledger.holds(claim) for claim, _, _ in done):
-            raise RefusedError(f"flush {flush.id}: its claims returned meanwhile")
+            raise CoreLostError(f"flush {flush.id}: its claims returned meanwhile")
         await self._core("receive", flush)
         self._count(done)
 
     async def _core(self, method: str, *args: Any) -> Any:
         """A call of the core, under the incarnation that control knows. Raises CoreLostError when it fails."""
         live = self.crew.live.get(CORE)
+        if live is None:
+            raise CoreLostError(f"'{method}': the core is not here")
+        incarnation = live.report.incarnation
         try:
-            if live is None:
-                raise RunError("it is not here")
-            call = getattr(self.crew.core, method)
-            return await call.remote(*args, incarnation=live.report.incarnation)
+            return await getattr(self.crew.core, method).remote(*args, incarnation=incarnation)
         except TransferError:
             raise  # the other side's
         except Exception as error:
-            raise CoreLostError(f"'{method}' of the core failed: {type(error).__name__}: {error}") from error
+            raise CoreLostError(f"'{method}' failed: {type(error).__name__}: {error}", incarnation) from error
 
     def _count(self, done: list[Done]) -> None:
         """The gradient of these micro-steps lies at the core. Produces Backlog."""
