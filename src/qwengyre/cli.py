@@ -125,7 +125,7 @@ def _train(config: Config, folder: "RunFolder", resume: bool) -> None:
 
     shown = view(out)
     try:
-        summary = ray.train(config, folder, prepared, resume=resume, view=shown)
+        summary = ray.train(config, folder, prepared, view=shown)
     except KeyboardInterrupt:
         print(f"interrupted; the same command with --run-dir {folder.path} --resume continues it", file=sys.stderr)
         raise

@@ -164,6 +164,10 @@ class Cluster(Section):
     address: str = "local"
     watchdog_s: float = Field(default=300.0, gt=0)
     """The run ends with exit 1 when nothing has happened for so long."""
+    cell: dict[str, float] = {"CPU": 1}
+    """What one cell takes of a joined cluster, in Ray's words (CPU, GPU, ...)."""
+    placement_s: float = Field(default=120.0, gt=0)
+    """All cells have a place in a joined cluster within this, or the run does not start."""
 
 
 class Config(Section):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qwengyre.cluster.cell import draw_incarnation
 from qwengyre.cluster.checkpoints import Checkpoint, newest, prune
 from qwengyre.cluster.crew import Hands, run_clock
 from qwengyre.cluster.folder import lines, mend
@@ -17,16 +18,18 @@ from qwengyre.cluster.groups import Groups
 from qwengyre.cluster.journal import Journal, read, replay
 from qwengyre.cluster.prepare import plan_of, tasks_of
 from qwengyre.cluster.record import SCHEMA_VERSION, MoveRecord, StepRecord, sum_moves
+from qwengyre.cluster.recovery import Past, again, attach, begin, past, return_to
+from qwengyre.cluster.supervise import GoBackError, Supervisor
 from qwengyre.cluster.world import Cluster
 from qwengyre.config import Config
 from qwengyre.loop import run
 from qwengyre.schedule import events as ev
 from qwengyre.schedule.actions import Action, Void
 from qwengyre.schedule.state import State
-from qwengyre.schedule.step import asked, open_executions, start, step
+from qwengyre.schedule.step import start, step
 from qwengyre.schedule.waiting import waiting
 from qwengyre.trajectory.pack import Recipe
-from qwengyre.types import Ending, ExecutionId, Query, Settlement, Verdict
+from qwengyre.types import Ending, ExecutionId, Query, Settlement
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,9 @@ class ControlSpec:
 
     config: Config
     run_dir: Path
-    resume: bool
     max_sequence: int
+    machine: dict[str, Any]
+    """What the driver knows of itself and of Ray, for `processes.json`."""
 
 
 class Control:
@@ -44,8 +48,11 @@ class Control:
 
     def __init__(self, spec: ControlSpec) -> None:
         self._spec = spec
+        self.incarnation = draw_incarnation(spec.run_dir, "control")
         self._state: State | None = None
         self._world: Cluster | None = None
+        self._supervisor: Supervisor | None = None
+        self._running: asyncio.Task[dict[str, Any]] | None = None
         self._rows: list[dict[str, Any]] = []
         for name in ("scores.jsonl", "metrics.jsonl", "moves.jsonl"):
             mend(spec.run_dir / name)
@@ -63,28 +70,37 @@ class Control:
         """Constant over the run."""
         return self._spec.config.trainer.learning_rate
 
-    def checkpoint(self) -> Checkpoint | None:
-        """The newest complete checkpoint, from which a resume starts (None: the model as given)."""
-        return newest(self._spec.run_dir) if self._spec.resume else None
-
     async def run(self, hands: Hands) -> dict[str, Any]:
-        """The whole run. Returns the content of `summary.json`. Raises RunError, JournalError."""
-        spec, config = self._spec, self._spec.config
+        """The whole run, or the rest of one whose journal lies in the run folder: after the death of control or of the
+        command. Asked again, it goes on. Returns the content of `summary.json`. Raises RunError, JournalError."""
+        if self._running is None:
+            self._running = asyncio.create_task(self._run(hands))
+        return await asyncio.shield(self._running)
+
+    async def _run(self, hands: Hands) -> dict[str, Any]:
+        spec, plan = self._spec, plan_of(self._spec.config)
         path = spec.run_dir / "journal.jsonl"
-        recovered = self._recover(path) if spec.resume and path.exists() else None
-        self._state = recovered or start(plan_of(config))
+        past = self._recall(path) if path.exists() else None
+        self._state = past.state if past else start(plan)
         if self._state.done:
             return self.summary()
-        self._journal = Journal(path, plan_of(config))
-        clock = run_clock(recovered.at if recovered else 0.0)
-        self._world = world = Cluster(hands, self._groups, self, clock)
+        self._journal = Journal(path, plan)
+        world = Cluster(hands, self._groups, self, run_clock(self._state.at))
+        self._world, self._supervisor = world, Supervisor(world, spec.run_dir, spec.machine)
         try:
-            actions = await self._begin(world, recovered)
-            self._state = await run(self._state, actions, world, self)
+            actions = await self._begin(world, self._supervisor, past)
+            while True:
+                try:
+                    self._state = await run(self._state, actions, world, self)
+                    return self.summary()
+                except GoBackError:
+                    await self._supervisor.close_cells()
+                    await world.withdraw()
+                    actions = self._step(await self._return(world, self._supervisor))
         finally:
+            await self._supervisor.close()
             await world.stop()
             self._journal.close()
-        return self.summary()
 
     def append(self, event: ev.Event, actions: Sequence[Action], state: State) -> None:
         """The loop's journal: on disk first, then visible to `status`."""
@@ -93,6 +109,8 @@ class Control:
         self._fold(event, actions)
         if isinstance(event, ev.Settled):
             self._score(event)
+        if isinstance(event, ev.Published) and self._supervisor is not None:
+            self._supervisor.published()
 
     def _fold(self, event: ev.Event, actions: Sequence[Action]) -> None:
         """What control itself keeps of the journal; also run over a recovered one."""
@@ -102,14 +120,16 @@ class Control:
 
     async def engine_lost(self, cell: int, incarnation: int, reason: str) -> None:
         """A gateway could not reach an engine."""
-        assert self._world is not None
-        self._world.engine_lost(cell, incarnation, reason)
+        if self._supervisor is not None:
+            await self._supervisor.engine_lost(cell, incarnation, reason)
 
     async def status(self) -> dict[str, Any]:
         """What the progress view and the watchdog read."""
         state, world = self._state, self._world
         if state is None or world is None or not world.crew.live:
-            return {"phase": "starting", "alive": 0, "waiting": ["control waits for the cells to load the model"]}
+            away = world.crew.waits if world else []
+            waits = away or ["control waits for the cells to load the model"]
+            return {"phase": "starting", "alive": world.reported if world else 0, "waiting": waits}
         tokens, calls = await world.pulse()
         return {
             "phase": "done" if state.done else "running",
@@ -127,7 +147,7 @@ class Control:
             "rows": self._rows,
             "moves": self._moves,
             "phases": dict(world.moves.now),
-            "waiting": waiting(state),
+            "waiting": world.crew.waits + waiting(state),
         }
 
     def summary(self) -> dict[str, Any]:
@@ -159,56 +179,43 @@ class Control:
 
     # --- beginning and recovery ------------------------------------------------------------------------------------
 
-    def _recover(self, path: Path) -> State:
-        """What the journal says, folded again."""
+    def _recall(self, path: Path) -> Past | None:
+        """What the journal says, folded again; None when the run had not begun."""
         scored = {line["execution"] for line in lines(self._spec.run_dir / "scores.jsonl")}
-        for entry in read(path):
+        entries = list(read(path))
+        for entry in entries:
             self._fold(entry.event, entry.actions)
             if isinstance(entry.event, ev.Settled) and str(entry.event.execution) not in scored:
                 self._score(entry.event)
         self._rows = lines(self._spec.run_dir / "metrics.jsonl")
-        return replay(path)
+        return past(replay(path), entries) if entries else None
 
-    async def _begin(self, world: Cluster, recovered: State | None) -> Sequence[Action]:
-        """Start the cells and feed the first events; after a crash first say what was lost and roll back."""
-        checkpoint = self.checkpoint()
-        first: list[ev.Event] = []
-        if recovered is None:
-            first.append(ev.Started(world.crew.clock()))
-        else:
-            first += await self._losses(recovered, world)
-            finished = checkpoint.step if checkpoint else 0
-            world.crew.version = recovered.next_version
-            first.append(ev.RolledBack(world.crew.clock(), finished, world.crew.version))
-            self._truncate_metrics(finished)
-        folder = checkpoint.folder if checkpoint else None
-        reports = await asyncio.gather(
-            *(cell.start.remote(world.crew.version, folder) for cell in world.crew.hands.cells)
-        )
-        for report in reports:
-            await world.moves.join(report)
-            first.append(ev.CellReady(world.crew.clock(), report.cell, report.incarnation, report.capacity))
+    async def _begin(self, world: Cluster, supervisor: Supervisor, past: Past | None) -> Sequence[Action]:
+        """Open gateway, box and cells, and feed the first events. Returns what is to be begun."""
+        box = await supervisor.open()
+        if past is None:
+            return self._step(await begin(world, supervisor))
+        begun = self._step(await attach(world, past, box))
+        begun += self._step(await self._return(world, supervisor))
+        assert self._state is not None
+        return again(self._state, begun)
+
+    async def _return(self, world: Cluster, supervisor: Supervisor) -> list[ev.Event]:
+        """Back to the newest complete checkpoint. Steps after it are trained again: their metrics go."""
+        assert self._state is not None
+        checkpoint = newest(self._spec.run_dir)
+        self._truncate_metrics(checkpoint.step if checkpoint else 0)
+        return await return_to(world, supervisor, self._state, checkpoint)
+
+    def _step(self, events: Sequence[ev.Event]) -> list[Action]:
+        """Let the scheduler see these events now. Returns what it asks."""
         begun: list[Action] = []
-        for event in first:
+        for event in events:
             assert self._state is not None
             state, actions = step(self._state, event)
             self.append(event, actions, state)
             begun += actions
-        assert self._state is not None
-        return begun if recovered is None else asked(self._state)
-
-    async def _losses(self, recovered: State, world: Cluster) -> list[ev.Event]:
-        """Executions that were open when the driver died: reported lost, dropped with a reason, never run twice."""
-        running, unsettled = open_executions(recovered)
-        events: list[ev.Event] = []
-        for execution in (*running, *unsettled):
-            await world.crew.hands.gateway.seal.remote(str(execution))
-            if execution in running:
-                events.append(ev.Ended(world.crew.clock(), execution, Ending.LOST))
-            settlement = Settlement(Verdict.DROPPED, reason="the run was interrupted while it was open")
-            self.note(execution, Ending.LOST, settlement)
-            events.append(ev.Settled(world.crew.clock(), execution, settlement.verdict, 0.0))
-        return events
+        return begun
 
     def _truncate_metrics(self, finished: int) -> None:
         """Steps after the checkpoint are trained again: their lines go."""

@@ -9,16 +9,24 @@ from typing import Any, Protocol
 from qwengyre.cluster.cell import CellReport
 from qwengyre.cluster.checkpoints import Checkpoint
 from qwengyre.cluster.record import MoveRecord, StepRecord
+from qwengyre.errors import RunError, StartingError
 from qwengyre.types import Ending, ExecutionId, Query, Role, Settlement
+
+RETURN_S = 60.0
+"""A process that died is back within this, or the run ends."""
+RETRY_S = 0.2
 
 
 @dataclass(frozen=True)
 class Hands:
     """Handles of the actors (or anything whose `method.remote(...)` can be awaited)."""
 
+    control: Any
     gateway: Any
     box: Any
     cells: tuple[Any, ...]
+    lost: tuple[type[BaseException], ...] = ()
+    """What a call raises whose process died or cannot be reached."""
 
 
 @dataclass
@@ -40,6 +48,38 @@ class Crew:
     live: dict[int, Live] = field(default_factory=dict[int, Live])
     version: int = 0
     """The published weights."""
+    box: int = -1
+    """The incarnation of the box; another one's executions are lost."""
+    boxed: asyncio.Event = field(default_factory=asyncio.Event)
+    """The box is up, and `box` is its incarnation."""
+    away: dict[str, float] = field(default_factory=dict[str, float])
+    """Process that does not answer -> since when: whoever waits for it waits for its restart."""
+
+    @property
+    def waits(self) -> list[str]:
+        """Who is waited for, since when."""
+        return [f"control waits for {who} to come back, since {at:.0f} s" for who, at in self.away.items()]
+
+    async def call(self, who: str, method: Any, *args: Any) -> Any:
+        """Ask a gateway or a box until it answers: it restarts within seconds, and every call is idempotent by id.
+
+        Raises RunError when it is not back after `RETURN_S`.
+        """
+        while True:
+            began = self.clock()
+            try:
+                answer = await method.remote(*args)
+            except (*self.hands.lost, StartingError) as error:
+                if began > self.away.get(who, began) + RETURN_S:
+                    said = (str(error).splitlines() or [""])[0]
+                    raise RunError(
+                        f"{who} did not come back in {RETURN_S:.0f} s ({said}). Continue with --resume."
+                    ) from error
+                self.away.setdefault(who, self.clock())
+                await asyncio.sleep(RETRY_S)
+            else:
+                self.away.pop(who, None)
+                return answer
 
     def handle(self, cell: int) -> Any:
         """The actor of a cell."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from qwengyre.cluster.crew import Books, Crew
 from qwengyre.cluster.routing import Router
 from qwengyre.schedule import events as ev
+from qwengyre.schedule.state import NOWHERE
 from qwengyre.types import Ending, ExecutionId, Settlement
 
 
@@ -29,17 +30,38 @@ class Executions:
             await self.router.push()
             return
         self.running.add(execution)
-        name, query, hands = str(execution), self.books.query_of(execution.group), self.crew.hands
+        name, crew = str(execution), self.crew
         token = secrets.token_urlsafe(24)
         self.router.open(execution, cell)
-        await hands.gateway.open.remote(name, token)
+        await crew.call("the gateway", crew.hands.gateway.open, name, token)
         await self.router.push()
-        self.crew.report(ev.Placed, execution)
-        ending: Ending = await hands.box.run.remote(name, query, token)
-        await hands.gateway.seal.remote(name)
+        await crew.boxed.wait()
+        begun_at = crew.box
+        crew.report(ev.Placed, execution)
+        await self._see_off(execution, token, begun_at)
+
+    async def attach(self, execution: ExecutionId, ending: Ending | None = None) -> None:
+        """An execution that began under an earlier control: the box still knows it, or it ended with `ending`."""
+        self.running.add(execution)
+        if ending is None:
+            self.router.open(execution, NOWHERE)
+            await self._see_off(execution, "", self.crew.box)
+        else:
+            await self._settle(execution, ending)
+
+    async def _see_off(self, execution: ExecutionId, token: str, box: int) -> None:
+        """From the harness to the settlement. A box of another incarnation than `box` answers that it is lost."""
+        crew, name = self.crew, str(execution)
+        query = self.books.query_of(execution.group)
+        ending: Ending = await crew.call("the box", crew.hands.box.run, name, query, token, box)
+        await crew.call("the gateway", crew.hands.gateway.seal, name)
         self.router.forget(execution)
-        self.crew.report(ev.Ended, execution, ending)
-        settlement: Settlement = await hands.box.settle.remote(name, query, ending)
+        crew.report(ev.Ended, execution, ending)
+        await self._settle(execution, ending)
+
+    async def _settle(self, execution: ExecutionId, ending: Ending) -> None:
+        crew, query = self.crew, self.books.query_of(execution.group)
+        settlement: Settlement = await crew.call("the box", crew.hands.box.settle, str(execution), query, ending)
         self.running.discard(execution)
         self.books.note(execution, ending, settlement)
-        self.crew.report(ev.Settled, execution, settlement.verdict, settlement.score)
+        crew.report(ev.Settled, execution, settlement.verdict, settlement.score)

@@ -1,10 +1,13 @@
 """A gateway of the run, as a plain class; `ray.py` makes it an actor. HTTP is served in the actor's own event loop."""
 
+import asyncio
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qwengyre.cluster.cell import draw_incarnation
+from qwengyre.errors import StartingError
 from qwengyre.gateway.app import Gateway
 from qwengyre.gateway.calls import Sealed
 from qwengyre.gateway.render import TemplateRenderer
@@ -32,15 +35,36 @@ class GatewayProcess:
 
     def __init__(self, spec: GatewaySpec) -> None:
         self._spec = spec
+        self.incarnation = draw_incarnation(spec.run_dir, "gateway-0")
         self._gateway: Gateway | None = None
         self._control: Any = None
+        self._report: dict[str, Any] = {}
+        self._starting = asyncio.Lock()
 
     async def start(self, control: Any) -> dict[str, Any]:
-        """Listen on loopback and on the socket. `control` hears of dead engines."""
+        """Listen on loopback and on the socket, with every unsealed execution of the run open. Idempotent.
+
+        `control` hears of dead engines. Returns url, socket, pid, incarnation, and the epoch of the routes in force.
+        """
+        async with self._starting:
+            self._control = control
+            if self._gateway is None:
+                gateway = await asyncio.to_thread(self._build)
+                facts = {"incarnation": self.incarnation, "pid": os.getpid(), "socket": str(self._spec.socket)}
+                self._report = facts | {"url": await gateway.start()}
+                self._gateway = gateway
+            return self._report | {"epoch": await self._gateway.route(Routes(-1, {}, {}))}
+
+    async def life(self, incarnation: int) -> None:
+        """Returns never: who waits for it hears at once when this process dies. At once for one that is dead."""
+        if incarnation == self.incarnation:
+            await asyncio.Event().wait()
+
+    def _build(self) -> Gateway:
         from qwengyre.model.load import tokenizer
 
-        spec, self._control = self._spec, control
-        self._gateway = gateway = Gateway(
+        spec = self._spec
+        return Gateway(
             folder=spec.run_dir / "calls",
             socket=spec.socket,
             port=spec.port,
@@ -52,7 +76,6 @@ class GatewayProcess:
             on_engine_lost=self._engine_lost,
             seed=spec.seed,
         )
-        return {"url": await gateway.start(), "socket": str(spec.socket), "pid": os.getpid()}
 
     async def open(self, execution: str, token: str) -> None:
         """From now on `token` is this execution."""
@@ -84,5 +107,6 @@ class GatewayProcess:
 
     @property
     def _gateway_(self) -> Gateway:
-        assert self._gateway is not None, "start first"
+        if self._gateway is None:
+            raise StartingError("the gateway was not started yet")
         return self._gateway

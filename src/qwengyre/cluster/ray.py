@@ -10,61 +10,57 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray import exceptions
+from ray.util import placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from qwengyre.cluster.boxes import Box, BoxSpec
-from qwengyre.cluster.cell import Cell, CellSpec
+from qwengyre.cluster.boxes import Box
+from qwengyre.cluster.cell import Cell
 from qwengyre.cluster.control import Control, ControlSpec
 from qwengyre.cluster.crew import Hands
 from qwengyre.cluster.folder import RunFolder
-from qwengyre.cluster.gateways import GatewayProcess, GatewaySpec
-from qwengyre.cluster.prepare import Prepared, harness_of
+from qwengyre.cluster.gateways import GatewayProcess
+from qwengyre.cluster.prepare import Prepared
+from qwengyre.cluster.specs import Specs
+from qwengyre.cluster.watchdog import Watchdog
 from qwengyre.config import Config
 from qwengyre.errors import MachineError, QwenGyreError, RunError
-from qwengyre.types import Sampling
 
 RESOURCE = "qwengyre"
 """A resource of our own: CPU counts would make a third 1-CPU actor on two cores wait in silence."""
+RAY_PROCESSES = ("gcs_server", "raylet")
 PING_S = 30.0
 """Control answers within this, or the run ends."""
 POLL_S = 0.25
+
+
+LOST = (exceptions.RayActorError, exceptions.ObjectLostError)
+"""What a call raises whose process died, or whose data died with a process."""
 
 
 @dataclass
 class Driver:
     """One run, from actors to summary. Use as a context manager: leaving it leaves nothing behind."""
 
-    config: Config
-    folder: RunFolder
-    prepared: Prepared
-    resume: bool
+    specs: Specs
     view: Callable[[dict[str, Any]], None]
     _reaper: subprocess.Popen[bytes] | None = None
     _handles: list[Any] = field(default_factory=list[Any])
 
-    @property
-    def id(self) -> str:
-        """Of this start of the run."""
-        return self.folder.id
-
-    @property
-    def scratch(self) -> Path:
-        """Sockets, workspaces and Ray's session: a short path, since unix sockets allow 107 bytes."""
-        return Path(tempfile.gettempdir()) / f"qwengyre-{self.id}"
-
     def __enter__(self) -> "Driver":
-        (self.scratch / "gateway").mkdir(parents=True, mode=0o700)
-        os.environ["QWENGYRE_RUN"] = self.id
-        self._reaper = start_reaper(self.id, self.scratch)
-        init(self.config.cluster.address, self.id, self.scratch)
+        run_id, scratch = self.specs.run_id, self.specs.scratch
+        (scratch / "gateway").mkdir(parents=True, mode=0o700)
+        os.environ["QWENGYRE_RUN"] = run_id
+        self._reaper = start_reaper(run_id, scratch)
+        init(self.specs)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,121 +75,55 @@ class Driver:
 
     def run(self) -> dict[str, Any]:
         """Create the actors, run, return the summary. Raises QwenGyreError, KeyboardInterrupt."""
+        specs = self.specs
+        near, places = _placement(specs)
         control = self._actor(
-            Control, "control", ControlSpec(self.config, self.folder.path, self.resume, self.prepared.window)
+            Control, "control", ControlSpec(specs.config, specs.run_dir, specs.prepared.window, _machine(specs)), near
         )
-        gateway = self._actor(GatewayProcess, "gateway-0", self._gateway_spec())
-        box = self._actor(Box, "box-0", self._box_spec())
-        cells = tuple(
-            self._actor(Cell, f"cell-{index}", self._cell_spec(index))
-            for index in range(self.config.cells.count + self.config.cells.standalone)
-        )
+        gateway = self._actor(GatewayProcess, "gateway-0", specs.gateway(), near)
+        box = self._actor(Box, "box-0", specs.box(), near)
+        cells = tuple(self._actor(Cell, f"cell-{i}", specs.cell(i), place) for i, place in enumerate(places))
         try:
-            _get(gateway.start.remote(control), 120)
-            _get(box.start.remote(gateway), 60)
-            return self._watch(control, control.run.remote(Hands(gateway, box, cells)))
-        except exceptions.RayActorError as error:
-            raise RunError(f"a process of the run died: {_one_line(error)}. Continue with --resume.") from error
+            return self._watch(control, Hands(control, gateway, box, cells, LOST))
         finally:
             with suppress(Exception):
                 ray.get(box.stop.remote(), timeout=5)
 
-    def _watch(self, control: Any, result: Any) -> dict[str, Any]:
-        """Wait for the end, show progress, and end a run in which nothing happens any more."""
-        alive, since = -1, time.monotonic()
+    def _watch(self, control: Any, hands: Hands) -> dict[str, Any]:
+        """Wait for the end, show progress, and end a run in which nothing happens any more. A control that dies is
+        told to go on where its journal ends."""
+        watchdog = Watchdog(self.specs.config, ray.get_runtime_context().gcs_address, ray.nodes)
+        result = control.run.remote(hands)
         while True:
-            done, _ = ray.wait([result], timeout=POLL_S)
-            if done:
-                summary = _get(result, 10)
-                self.view(_get(control.status.remote(), PING_S))  # steps that closed since the last look
-                return summary
-            status = _get(control.status.remote(), PING_S)
+            try:
+                done, _ = ray.wait([result], timeout=POLL_S)
+                summary = _get(result, 10) if done else None
+                status = _get(control.status.remote(), PING_S)  # at the end: steps that closed since the last look
+            except exceptions.RayActorError as error:
+                watchdog.control_died(_one_line(error))
+                result = control.run.remote(hands)
+                continue
             self.view(status)
-            if status["alive"] != alive:
-                alive, since = status["alive"], time.monotonic()
-            idle = time.monotonic() - since
-            if idle > self._patience_s(status):
-                cause = "; ".join(status["waiting"]) or "nothing is waiting"
-                raise RunError(f"nothing happened for {idle:.0f} s: {cause}. Continue with --resume.")
+            if summary is not None:
+                return summary
+            watchdog.look(status)
 
-    def _patience_s(self, status: dict[str, Any]) -> float:
-        """How long nothing may happen: a harness that is busy without a model call has its own time-out first."""
-        busy = status["phase"] == "running" and status["placed"] > status["ended"] and not status["calls"]
-        config = self.config
-        return config.cluster.watchdog_s + (config.harness.overall_timeout_s if busy else 0.0)
-
-    def _actor(self, cls: type[Any], name: str, spec: object) -> Any:
+    def _actor(self, cls: type[Any], name: str, spec: object, place: dict[str, Any]) -> Any:
         remote = ray.remote(cls).options(
-            name=name, num_cpus=0, resources={RESOURCE: 1}, max_restarts=0, max_task_retries=0, max_concurrency=10_000
+            name=name, max_restarts=-1, max_task_retries=0, max_concurrency=10_000, **{"num_cpus": 0, **place}
         )
         handle = remote.remote(spec)
         self._handles.append(handle)
         return handle
 
-    @property
-    def _socket(self) -> Path:
-        return self.scratch / "gateway" / "gateway.sock"
-
-    def _gateway_spec(self) -> GatewaySpec:
-        config = self.config
-        return GatewaySpec(
-            run_dir=self.folder.path,
-            socket=self._socket,
-            port=config.gateway.port,
-            tokenizer=self.prepared.model,
-            chat_template=config.model.chat_template,
-            model=config.model.name,
-            sampling=Sampling(config.rl.temperature, config.rl.max_tokens),
-            window=self.prepared.window,
-            body_limit_mb=config.gateway.body_limit_mb,
-            seed=config.run.seed,
-        )
-
-    def _box_spec(self) -> BoxSpec:
-        config = self.config
-        return BoxSpec(
-            run_id=self.id,
-            run_dir=self.folder.path,
-            scratch=self.scratch,
-            socket=self._socket,
-            model=config.model.name,
-            harness=harness_of(config),
-            sandbox=config.sandbox.kind,
-            images=config.sandbox.images,
-            retries=config.scoring.retries,
-            concurrent_verifiers=config.sandbox.concurrent,
-        )
-
-    def _cell_spec(self, index: int) -> CellSpec:
-        config = self.config
-        trainer = config.trainer
-        return CellSpec(
-            index=index,
-            run_dir=self.folder.path,
-            model=self.prepared.model,
-            window=self.prepared.window,
-            eos_ids=self.prepared.eos_ids,
-            executions=config.cells.executions,
-            seed=config.run.seed,
-            chat_template=config.model.chat_template,
-            engine=config.engine.kind,
-            engine_args=config.engine.args,
-            trainer=trainer.kind,
-            trainer_args={
-                "loss": trainer.loss,
-                "weight_decay": trainer.weight_decay,
-                "clip_norm": trainer.clip_norm,
-                "optimizer": index == 0,
-                "source": self.prepared.model,
-            },
-        )
-
 
 def train(
-    config: Config, folder: RunFolder, prepared: Prepared, *, resume: bool, view: Callable[[dict[str, Any]], None]
+    config: Config, folder: RunFolder, prepared: Prepared, *, view: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Run to the end; writes and returns `summary.json`. The folder must have been claimed."""
-    with _terminable(), Driver(config, folder, prepared, resume, view) as driver:
+    """Run to the end; writes and returns `summary.json`. The folder must have been claimed; a run that it holds goes
+    on."""
+    scratch = Path(tempfile.gettempdir()) / f"qwengyre-{folder.id}"
+    with _terminable(), Driver(Specs(config, prepared, folder.id, folder.path, scratch), view) as driver:
         summary = driver.run()
     path = folder.path / "summary.json"
     path.with_name(".summary.json").write_text(json.dumps(summary, indent=1) + "\n")
@@ -201,12 +131,13 @@ def train(
     return summary
 
 
-def init(address: str, namespace: str, scratch: Path) -> None:
+def init(specs: Specs) -> None:
     """Start a local Ray of our own (never attach to one that happens to run), or join a cluster by address.
 
     `token.protect` must have run before this module was imported.
     """
-    common: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "configure_logging": False}
+    address = specs.config.cluster.address
+    common: dict[str, Any] = {"namespace": specs.run_id, "log_to_driver": False, "configure_logging": False}
     try:
         if address != "local":
             ray.init(address=address, **common)
@@ -217,12 +148,50 @@ def init(address: str, namespace: str, scratch: Path) -> None:
             num_gpus=0,
             resources={RESOURCE: 1000},
             include_dashboard=False,
-            object_store_memory=256 * 2**20,
-            _temp_dir=str(scratch / "ray"),
+            object_store_memory=_store_bytes(specs),
+            _temp_dir=str(specs.scratch / "ray"),
             **common,
         )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise MachineError(f"Ray did not start at cluster.address='{address}': {_one_line(error)}") from error
+
+
+def _store_bytes(specs: Specs) -> int:
+    """Room for two weight sets and a gradient of each satellite, in fp32 (files may hold half of that)."""
+    weights = 2 * sum(file.stat().st_size for file in specs.prepared.model.glob("*.safetensors"))
+    return max(256 * 2**20, weights * (2 + specs.num_cells) if specs.num_cells > 1 else 0)
+
+
+def _placement(specs: Specs) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Options of the actors beside the driver, and of each cell. Raises MachineError: the cluster has no room."""
+    cluster = specs.config.cluster
+    if cluster.address == "local":
+        near: dict[str, Any] = {"resources": {RESOURCE: 1}}
+        return near, [near] * specs.num_cells
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    group = placement_group([dict(cluster.cell)] * specs.num_cells, strategy="PACK")
+    if not group.wait(cluster.placement_s):
+        raise MachineError(
+            f"cluster.address='{cluster.address}' has no place for {specs.num_cells} cells of {cluster.cell} after "
+            f"{cluster.placement_s:g} s (free: {ray.available_resources()}): set cells.count or cluster.cell"
+        )
+    places: list[dict[str, Any]] = []
+    for index in range(specs.num_cells):
+        needs = dict(cluster.cell)
+        cpus, gpus = needs.pop("CPU", 0), needs.pop("GPU", 0)
+        where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+        places.append({"num_cpus": cpus, "num_gpus": gpus, "resources": needs, "scheduling_strategy": where})
+    return {"scheduling_strategy": here}, places
+
+
+def _machine(specs: Specs) -> dict[str, Any]:
+    """The driver and its Ray, for `processes.json`."""
+    children = {child.name(): child.pid for child in psutil.Process().children() if child.name() in RAY_PROCESSES}
+    return {
+        "run": specs.run_id,
+        "driver": os.getpid(),
+        "ray": {"address": ray.get_runtime_context().gcs_address, "session": str(specs.scratch / "ray"), **children},
+    }
 
 
 def start_reaper(run_id: str, scratch: Path) -> "subprocess.Popen[bytes]":

@@ -13,33 +13,49 @@ from qwengyre.cluster.executions import Executions
 from qwengyre.cluster.groups import Groups
 from qwengyre.cluster.moves import Moves
 from qwengyre.cluster.routing import Router
-from qwengyre.cluster.training import Training
-from qwengyre.errors import RunError
+from qwengyre.cluster.training import CORE, CoreLostError, Training
+from qwengyre.errors import QwenGyreError, RunError, StartingError
 from qwengyre.schedule import actions as act
 from qwengyre.schedule import events as ev
+
+KEPT_ACTIONS = {act.Place.type, act.Weigh.type, "attach"}
+KEPT_EVENTS = (ev.Placed, ev.Ended, ev.Settled, ev.Weighed)
+"""What a return to a checkpoint leaves alone: executions, and the weighing of their groups."""
 
 
 class Cluster:
     """See the module. `clock` gives seconds of the run."""
 
     def __init__(self, hands: Hands, groups: Groups, books: Books, clock: Callable[[], float]) -> None:
+        self.books = books
+        self._groups = groups
+        self.lost: Callable[[int, int, str], None] = self._no_losses
+        """(cell, incarnation, reason): a cell failed in a way that only a restart mends."""
         self._events: asyncio.Queue[ev.Event | BaseException] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self.reported = 0
         """Events so far: one of the watchdog's signs of life."""
         self.crew = Crew(hands, clock, self._report)
         self.router = Router(self.crew)
-        self.training = Training(self.crew, groups, books)
-        self.moves = Moves(self.crew, self.router, self.training, books, self._over, self.engine_lost)
+        self._equip()
         self.executions = Executions(self.crew, self.router, books)
+
+    def _equip(self) -> None:
+        """New parts for training and moves: a ledger, records, sagas of which nothing is left."""
+        self.training = Training(self.crew, self._groups, self.books, self._cell_lost)
+        self.moves = Moves(self.crew, self.router, self.training, self.books, self.over, self._cell_lost)
 
     def begin(self, actions: Sequence[act.Action]) -> None:
         """Start every action as a task; never waits."""
         for action in actions:
-            task = asyncio.create_task(self._do(action), name=action.type)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(self._over)
+            self.spawn(self._do(action), action.type)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Do `work` in the background; its failure is the run's."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self.over)
 
     async def next_event(self) -> ev.Event:
         """The next event. Raises RunError when a task of the run failed."""
@@ -50,22 +66,32 @@ class Cluster:
 
     async def stop(self) -> None:
         """Cancel everything in progress."""
-        feeds = [live.feed for live in self.crew.live.values() if live.feed is not None]
-        for task in [*self._tasks, *feeds]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, *feeds, return_exceptions=True)
+        await self._cancel(self._tasks)
 
-    def engine_lost(self, cell: int, incarnation: int, reason: str) -> None:
-        """A gateway could not reach an engine: with one cell, the run cannot go on."""
-        if (live := self.crew.live.get(cell)) and live.report.incarnation == incarnation:
-            error = RunError(f"cell {cell} does not answer: {reason}. Continue with --resume.")
-            self._events.put_nowait(error)
+    async def withdraw(self) -> None:
+        """The run goes back to a checkpoint: executions and weighing go on, everything else that was asked ends here,
+        with what it reported and nobody has heard yet."""
+        await self._cancel({task for task in self._tasks if task.get_name() not in KEPT_ACTIONS})
+        self.crew.live.clear()
+        self._equip()
+        waiting = [self._events.get_nowait() for _ in range(self._events.qsize())]
+        for event in waiting:
+            if isinstance(event, KEPT_EVENTS):
+                self._events.put_nowait(event)
+
+    def fail(self, error: BaseException) -> None:
+        """The next `next_event` raises this."""
+        self._events.put_nowait(error)
 
     async def pulse(self) -> tuple[int, int]:
         """(tokens that the engines have computed so far, model calls in flight): signs of life between two events."""
-        stats = await asyncio.gather(*(self.crew.handle(cell).stats.remote() for cell in self.crew.live))
-        tokens = sum(s["prefill_tokens"] + s["decode_tokens"] for s in stats)
-        return int(tokens), len(await self.crew.hands.gateway.live.remote())
+        asked = [self.crew.handle(cell).stats.remote() for cell in self.crew.live]
+        stats = await asyncio.gather(*asked, return_exceptions=True)
+        tokens = sum(s["prefill_tokens"] + s["decode_tokens"] for s in stats if not isinstance(s, BaseException))
+        try:
+            return int(tokens), len(await self.crew.hands.gateway.live.remote())
+        except (*self.crew.hands.lost, StartingError):
+            return int(tokens), 0
 
     async def _do(self, action: act.Action) -> None:
         work: Coroutine[Any, Any, None] | None = None
@@ -96,10 +122,30 @@ class Cluster:
         self.reported += 1
         self._events.put_nowait(event(self.crew.clock(), *fields))
 
-    def _over(self, task: asyncio.Task[None]) -> None:
-        """A task that failed fails the run: the next `next_event` raises."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._events.put_nowait(error if isinstance(error, RunError) else failure(task.get_name(), error))
+    def over(self, task: asyncio.Task[None]) -> None:
+        """A task that failed fails the run. But one that failed with a process ends with it: its death is told by the
+        supervisor, and withdraws what was asked of it."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, (*self.crew.hands.lost, StartingError)):
+            return
+        if isinstance(error, CoreLostError) and not isinstance(error.__cause__, RunError):
+            if core := self.crew.live.get(CORE):
+                self.lost(CORE, core.report.incarnation, str(error))
+            return
+        self.fail(error if isinstance(error, QwenGyreError) else failure(task.get_name(), error))
+
+    def _cell_lost(self, cell: int, incarnation: int, reason: str) -> None:
+        self.lost(cell, incarnation, reason)
+
+    def _no_losses(self, cell: int, incarnation: int, reason: str) -> None:
+        self.fail(RunError(f"cell {cell} (incarnation {incarnation}) failed: {reason}. Continue with --resume."))
+
+    async def _cancel(self, tasks: set[asyncio.Task[None]]) -> None:
+        feeds = [live.feed for live in self.crew.live.values() if live.feed is not None]
+        for task in [*tasks, *feeds]:
+            task.cancel()
+        await asyncio.gather(*tasks, *feeds, return_exceptions=True)
 
 
 def failure(name: str, error: BaseException) -> RunError:
