@@ -29,7 +29,7 @@ class Exchange:
         """End the calls of these executions and pin all their sequences."""
         wanted = frozenset(handles)
         return tuple(
-            KVBlock(f"{self._name}/{key}", self._made_under(r.version), wanted & r.handles.keys(), r.ids, r.strip)
+            KVBlock(f"{self._name}/{key}", self._made_under(r.version), wanted.intersection(r.handles), r.ids, r.strip)
             for key, r in batch.export(wanted).items()
         )
 
