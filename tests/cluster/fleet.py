@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,8 +91,7 @@ class Fleet:
         self.crew = Crew(Hands(cells=tuple(self.hands), **hands), lambda: 0.0, self._report)
         self.data, self.books = Data(), Books()
         self.losses: list[tuple[int, int, str]] = []
-        lost: Callable[[int, int, str], None] = lambda *loss: self.losses.append(loss)  # noqa: E731
-        self.training = Training(self.crew, self.data, self.books, lost)  # type: ignore[arg-type]
+        self.training = Training(self.crew, self.data, self.books, self._lost)  # type: ignore[arg-type]
 
     async def start(self) -> "Fleet":
         for index in range(len(self.hands)):
@@ -174,9 +172,10 @@ class Fleet:
 
     async def lost(self) -> None:
         """Until a feed reports a loss."""
-        async with asyncio.timeout(30):
-            while not self.losses:
-                await asyncio.sleep(0)
+        while not self.losses:
+            self._heard.clear()
+            async with asyncio.timeout(30):
+                await self._heard.wait()
 
     def accumulated(self) -> Counter[str]:
         """Names that any cell was asked to accumulate."""
@@ -197,6 +196,10 @@ class Fleet:
 
     def _cell(self, index: int) -> Cell:
         return Cell(replace(self._spec, index=index, trainer_args={"optimizer": index == 0}))
+
+    def _lost(self, *loss: Any) -> None:
+        self.losses.append(loss)
+        self._heard.set()
 
     def _report(self, event: Any, *fields: Any) -> None:
         self.events.append(event(0.0, *fields))

@@ -1,8 +1,11 @@
 import asyncio
+from itertools import cycle
 
 import numpy as np
+import pytest
 
 from qwengyre.cluster.ledger import Claim, Ledger
+from qwengyre.errors import RefusedError
 from qwengyre.types import MicroStep
 
 
@@ -66,3 +69,85 @@ async def test_a_name_is_added_once_and_a_claim_of_an_older_step_is_refused() ->
     fresh = await ledger.claim(0, 0)
     assert not ledger.count(Claim(0, 0, 0, fresh.micro_step))
     assert ledger.count(fresh)
+
+
+def packed(name: str, sequences: int) -> MicroStep:
+    """`sequences` sequences of 4 tokens, told apart by their ids."""
+    total = 4 * sequences
+    ids = np.arange(total, dtype=np.int32)
+    return MicroStep(name, 0, ids, (4,) * sequences, np.ones(total, np.float32), np.zeros(total, np.float32), 1.0)
+
+
+async def test_near_the_end_claims_take_parts_and_the_scheduler_counts_whole_ones() -> None:
+    ledger = Ledger()
+    ledger.open(0)
+    enroll(ledger)
+    ledger.add([packed(f"g0.{k}", 8) for k in range(5)])
+    sizes, claims = [], []
+    for cell in cycle((0, 1)):
+        if not ledger.pending:
+            break
+        claims.append(await ledger.claim(cell, 0))
+        sizes.append(len(claims[-1].micro_step.lengths))
+        assert sum(ledger.backlog) == 5
+        assert len(claims) < 100
+    assert sizes[:2] == [8, 8], "whole while there are enough"
+    assert sizes[-1] == 1
+    assert sum(sizes) == 40
+    assert ledger.backlog == (0, 5, 0)
+    parts = [claim for claim in claims if claim.name.startswith("g0.4/")]
+    assert len(parts) > 1
+    for claim in claims:
+        before = ledger.backlog[2]
+        assert ledger.count(claim)
+        assert not ledger.count(claim)
+        assert ledger.backlog[2] - before in (0, 1)
+    assert ledger.backlog == (0, 0, 5)
+    ids = {name: [] for name in ("g0.0", "g0.4")}
+    for claim in claims:
+        ids.get(claim.name.split("/")[0], []).extend(claim.micro_step.ids)
+    assert all(sorted(found) == list(range(32)) for found in ids.values()), "every sequence once"
+
+
+async def test_one_cell_gets_whole_micro_steps() -> None:
+    ledger = Ledger()
+    ledger.open(0)
+    ledger.enroll(0, 0)
+    ledger.add([packed("g0.0", 8)])
+    assert (await ledger.claim(0, 0)).name == "g0.0"
+
+
+async def test_parts_of_a_lost_cell_return_and_those_of_a_lost_core_become_whole() -> None:
+    ledger = Ledger()
+    ledger.open(0)
+    enroll(ledger)
+    ledger.add([packed("g0.0", 8)])
+    first, second = await ledger.claim(0, 0), await ledger.claim(1, 0)
+    assert ledger.count(first)
+    assert ledger.backlog == (1, 0, 0)
+    assert ledger.give_back(1) == 1
+    third = await ledger.claim(0, 0)
+    assert set(third.micro_step.ids) <= set(second.micro_step.ids), "first in line"
+    assert ledger.core_lost() == 1
+    assert [m.name for m in ledger.pending] == ["g0.0"]
+    assert ledger.backlog == (1, 0, 0)
+    assert not ledger.count(third)
+    assert not ledger.count(first)
+
+
+async def test_a_dismissed_cell_claims_nothing_and_keeps_what_it_has() -> None:
+    ledger = Ledger()
+    ledger.open(0)
+    enroll(ledger)
+    ledger.add([micro_step("a")])
+    held = await ledger.claim(1, 0)
+    waiting = asyncio.create_task(ledger.claim(1, 0))
+    await asyncio.sleep(0)
+    ledger.dismiss(1)
+    assert await waiting is None
+    ledger.add([micro_step("b")])
+    assert await ledger.claim(1, 0) is None
+    assert ledger.holds(held)
+    ledger.enroll(1, 3)
+    with pytest.raises(RefusedError, match="claims as 0, it is 3"):
+        await ledger.claim(1, 0)

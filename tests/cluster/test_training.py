@@ -309,3 +309,26 @@ async def test_satellites_take_the_new_weights_when_the_next_step_of_a_burst_ope
     assert fleet.cell(1)._trainer_._optimizer is None
     assert len(fleet.books.rows) == 1
     assert fleet.books.rows[0]["actor/grad_norm"] > 0
+
+
+async def test_near_the_end_three_cells_share_micro_steps_and_the_counts_stay_whole(fleets):
+    fleet = await fleets(3).start()
+    data = group(0, 5, lengths=(30, 26, 22, 18))
+    gates = [Gate(2) for _ in range(3)]
+    for hand, gate in zip(fleet.hands, gates, strict=True):
+        hand.before["accumulate"] = gate
+    await fleet.open(0, {0: data})
+    for index, gate in enumerate(gates):
+        await fleet.join(index)
+        await reached(gate.reached)
+    for gate in gates:
+        gate.open()
+    await counted(fleet, 0, data)
+    backlogs = [event for event in fleet.events if isinstance(event, ev.Backlog)]
+    assert {b.pending + b.claimed + b.counted for b in backlogs} == {5}
+    assert any("/" in name for name in fleet.accumulated()), "some were cut"
+    assert fleet.books.rows == []
+    await fleet.training.close(0)
+    assert fleet.books.rows[0]["actor/grad_norm"] > 0
+    trained = (args[0].tokens for hand in fleet.hands for name, args, _ in hand.calls if name == "accumulate")
+    assert sum(trained) == sum(m.tokens for m in data), "each sequence once"

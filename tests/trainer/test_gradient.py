@@ -10,7 +10,7 @@ import torch
 from trainer_cases import RECORDED, distance, gradient_of, joined, sequence
 
 from qwengyre.trainer.torch import TorchTrainer
-from qwengyre.trajectory.pack import Recipe, weigh
+from qwengyre.trajectory.pack import Recipe, split, weigh
 from qwengyre.trajectory.tree import ROOT, Tree
 from qwengyre.types import Kind, MicroStep, ModelCall, Segment, Settlement, Stretch, Verdict
 
@@ -108,6 +108,16 @@ def test_the_packing_does_not_matter(model, rng):
         edges = np.cumsum([0, *cuts])
         packed = [joined(f"p{a}", singles[a:b]) for a, b in pairwise(edges)]
         assert distance(gradient_of(trainer, packed), reference) < 1e-5
+
+
+def test_the_cut_of_a_micro_step_does_not_matter(model, rng):
+    whole = joined("g0.0", parts(rng))
+    trainer = TorchTrainer(model)
+    expected = gradient_of(trainer, [whole])
+    for tokens in (1, whole.tokens // 3, whole.tokens // 2):
+        head, rest = split(whole, tokens)
+        assert rest is not None
+        assert distance(gradient_of(trainer, [rest, head]), expected) < 1e-6
 
 
 def test_a_row_is_untouched_by_its_neighbours_and_by_padding(model, rng):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from qwengyre.trajectory.pack import Recipe, Weighted, pack, weigh, weighted
+from qwengyre.trajectory.pack import Recipe, Weighted, pack, split, weigh, weighted
 from qwengyre.trajectory.tree import ROOT, Tree
 from qwengyre.types import ExecutionId, Kind, ModelCall, Segment, Settlement, Stretch, Trajectory, Verdict
 
@@ -125,3 +125,25 @@ def test_weighing_twice_gives_the_same_bytes():
             b.ids.tobytes(),
             b.weights.tobytes(),
         )
+
+
+@pytest.mark.parametrize(("tokens", "first"), [(1, 1), (10, 1), (49, 1), (50, 2), (69, 2), (70, 3)])
+def test_a_split_cuts_between_sequences_and_loses_nothing(tokens: int, first: int):
+    (whole,) = pack(2, [flat(n) for n in (30, 20, 20, 10)], 100, 256)
+    head, rest = split(whole, tokens)
+    assert rest is not None
+    assert len(head.lengths) == first
+    for name in ("ids", "weights", "logprobs"):
+        assert np.array_equal(np.concatenate([getattr(head, name), getattr(rest, name)]), getattr(whole, name))
+    assert head.lengths + rest.lengths == whole.lengths
+    assert (head.name, rest.name) == (f"g2.0/0-{first}", f"g2.0/{first}-4")
+    assert (rest.group, rest.temperature) == (whole.group, whole.temperature)
+
+
+def test_parts_of_parts_have_names_of_their_own():
+    (whole,) = pack(2, [flat(10)] * 4, 100, 256)
+    head, rest = split(whole, 10)
+    assert rest is not None
+    assert [p.name for p in split(rest, 10) if p] == ["g2.0/1-2", "g2.0/2-4"]
+    assert split(head, 5) == (head, None)
+    assert split(whole, 40) == (whole, None)

@@ -78,11 +78,20 @@ class Training:
     # --- cells come and go -------------------------------------------------------------------------------------------
 
     async def wake(self, cell: int) -> None:
-        """The last phase of a move to training: a satellite gets the core's weights and an empty gradient; again, if
-        the core closed the step meanwhile."""
-        if cell == CORE:
-            await self._core("train")
-            return
+        """The last phase of a move to training: a satellite gets the core's weights and an empty gradient. From now on
+        the cell may claim."""
+        self.ledger.enroll(cell, self._incarnation(cell))
+        try:
+            if cell == CORE:
+                await self._core("train")
+            else:
+                await self._take(cell)
+        except BaseException:
+            self.ledger.dismiss(cell)
+            raise
+
+    async def _take(self, cell: int) -> None:
+        """A satellite gets the weights of the open step; again, if the core closed it meanwhile."""
         while True:
             snapshot: Snapshot = await self._core("expose")
             await self.crew.handle(cell).train.remote(snapshot, incarnation=self._incarnation(cell))
@@ -105,7 +114,6 @@ class Training:
         """
         live = self.crew.live[cell]
         incarnation = live.report.incarnation
-        self.ledger.enroll(cell, incarnation)
         try:
             if cell == CORE:
                 await self._feed_core(incarnation)
@@ -125,8 +133,8 @@ class Training:
             live.feed = None
 
     async def forget(self, live: Live) -> int:
-        """The cell is lost. Its claims return, except those of a flush that the core received. With the core, all of the
-        open step return, and nobody trains until the run went back (`rewind`). Returns how many."""
+        """The cell is lost. Its claims return, except those of a flush that the core received. With the core, all of
+        the open step return, and nobody trains until the run went back. Returns how many."""
         cell = live.report.cell
         for worker in list(self.ledger.workers) if cell == CORE else [cell]:
             self.ledger.dismiss(worker)
@@ -157,8 +165,8 @@ class Training:
             claim = await self.ledger.claim(cell, incarnation)
             if claim is None:
                 return
-            if claim.step != self._steps.get(cell):
-                await self.wake(cell)
+            if claim.step != self._steps[cell]:
+                await self._take(cell)
             began = self.crew.clock()
             sums = await handle.accumulate.remote(claim.micro_step, claim.step, incarnation=incarnation)
             done.append((claim, sums, self.crew.clock() - began))
