@@ -3,7 +3,8 @@
 to training   shut: the engine answers 409 > routes: the gateways acknowledged routes without it > kv: keys and values
               of its live calls go to their new places > drain: its calls end with their partial output, engine asleep
               > train: trainer awake with the core's weights > it claims micro-steps
-to rollout    stop: it claims nothing more > roll: trainer asleep, engine awake with the published version > routes
+to rollout    stop: it claims nothing more, the core has its gradient > snapshot: of the published weights > roll:
+              trainer asleep, engine awake with them, open > routes: the gateways acknowledged routes with it
 
 A saga: each phase has a deadline. One that fails sends the cell back to rollout; a cell that cannot even do that, or
 fails again and again, is lost. Calls in flight are the gateway's: they go on wherever the routes send them.
@@ -17,6 +18,7 @@ from typing import TypeVar
 
 from qwengyre.cluster.cell import CellReport
 from qwengyre.cluster.crew import Books, Crew, Live
+from qwengyre.cluster.handover import hand_over
 from qwengyre.cluster.record import MoveRecord
 from qwengyre.cluster.routing import Router
 from qwengyre.cluster.training import Training
@@ -83,6 +85,7 @@ class Moves:
         live.role = Role.TO_TRAINING
         await self._phase(record, "shut", handle.shut.remote(incarnation=incarnation))
         await self._phase(record, "routes", self.router.push())
+        await self._phase(record, "kv", self._hand_over(record, executions))
         drained = await self._phase(record, "drain", handle.drain.remote(incarnation=incarnation))
         record.calls, record.tokens = drained.calls, drained.tokens
         await self._phase(record, "train", self.training.wake(record.cell))
@@ -91,12 +94,19 @@ class Moves:
             live.feed = asyncio.create_task(self.training.feed(record.cell), name=f"feed of cell {record.cell}")
             live.feed.add_done_callback(self.failed)
 
+    async def _hand_over(self, record: MoveRecord, executions: dict[str, int]) -> None:
+        """Keys and values of executions that go to another cell. Never fails: what is not moved is computed again."""
+        homes = {name: home for name, home in executions.items() if home != record.cell}
+        if homes:
+            handed = await hand_over(self.crew, record.cell, homes, self.phase_s / 2)
+            record.kv_moved, record.kv_recomputed = handed.moved_tokens, handed.recomputed_tokens
+
     async def _roll(self, live: Live, record: MoveRecord) -> None:
         live.role = Role.TO_ROLLOUT
         async with self.training.publishing:  # a cell is routable only when it holds the published version
             snapshot = await self._phase(record, "snapshot", self.training.served(record.cell))
-            handle = self.crew.handle(record.cell)
-            await self._phase(record, "roll", handle.roll.remote(self.crew.version, snapshot))
+            roll = self.crew.handle(record.cell).roll
+            await self._phase(record, "roll", roll.remote(self.crew.version, snapshot, incarnation=record.incarnation))
             live.role = Role.ROLLOUT
         await self._phase(record, "routes", self.router.push())
 
