@@ -180,7 +180,7 @@ async def hand_over(crew: "Crew", cell: int, homes: Mapping[str, int], limit_s: 
     move = _Moving(crew, cell, limit_s)
     by_cell: dict[int, tuple[str, ...]] = defaultdict(tuple)
     for name, home in homes.items():
-        if home != cell and home in crew.live:
+        if home != cell and home in crew.rolling:
             by_cell[home] += (name,)
     try:
         async with asyncio.timeout(limit_s):
