@@ -165,3 +165,28 @@ def test_a_satellite_gives_the_same_gradient_without_an_optimizer(make):
     for each in (core, satellite):
         each.accumulate(micro_step(1, (30,)))
     assert torch.equal(flat(satellite), flat(core))
+
+
+def test_another_gradient_is_added_whole_or_not_at_all(make):
+    a, b = micro_step(1, (30,)), micro_step(2, (20, 12), -0.2)
+    core, _ = make()
+    satellite, _ = make(optimizer=False)
+    one, _ = make()
+    for step in (a, b):
+        one.accumulate(step)
+    core.accumulate(a)
+    satellite.accumulate(b)
+    incomplete = dict(list(satellite.gradient().items())[1:])
+    before = flat(core)
+    with pytest.raises(KeyError):
+        core.add(incomplete)
+    assert torch.equal(flat(core), before)
+    core.add(satellite.gradient())
+    assert distance(flat(core), flat(one)) < 1e-6
+
+
+def test_parameters_are_the_models_own(make):
+    trainer, model = make()
+    own = dict(model.named_parameters())
+    assert trainer.parameters().keys() == trainer.gradient().keys()
+    assert all(parameter is own[name] for name, parameter in trainer.parameters().items())

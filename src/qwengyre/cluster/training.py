@@ -15,7 +15,7 @@ from qwengyre.cluster.crew import Books, Crew, Live
 from qwengyre.cluster.groups import Groups
 from qwengyre.cluster.ledger import Claim, Ledger
 from qwengyre.cluster.record import StepRecord
-from qwengyre.errors import QwenGyreError, RunError, TransferError
+from qwengyre.errors import QwenGyreError, RefusedError, RunError, TransferError
 from qwengyre.schedule import events as ev
 
 CORE = 0
@@ -94,7 +94,12 @@ class Training:
         """A satellite gets the weights of the open step; again, if the core closed it meanwhile."""
         while True:
             snapshot: Snapshot = await self._core("expose")
-            await self.crew.handle(cell).train.remote(snapshot, incarnation=self._incarnation(cell))
+            try:
+                await self.crew.handle(cell).train.remote(snapshot, incarnation=self._incarnation(cell))
+            except TransferError:
+                if (await self._core("expose")).ticket.id == snapshot.ticket.id:
+                    raise
+                continue  # freed, for the core has newer weights
             self._steps[cell] = snapshot.step
             if snapshot.step >= self.ledger.step:
                 return
@@ -201,9 +206,9 @@ class Training:
         incarnation = live.report.incarnation
         try:
             return await getattr(self.crew.core, method).remote(*args, incarnation=incarnation)
-        except TransferError:
-            raise  # the other side's
         except Exception as error:
+            if isinstance(error, TransferError) or (method == "receive" and isinstance(error, RefusedError)):
+                raise  # the flush is at fault
             raise CoreLostError(f"'{method}' failed: {type(error).__name__}: {error}", incarnation) from error
 
     def _count(self, done: list[Done]) -> None:
