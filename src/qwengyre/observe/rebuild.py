@@ -88,9 +88,12 @@ def _weights(run_dir: Path) -> dict[int, Path]:
 
 
 def _trainer(folder: Path) -> Any:
+    import torch
+
     from qwengyre.model.load import causal_lm
     from qwengyre.trainer.torch import TorchTrainer
 
+    torch.set_num_threads(1)  # threads that wait for each other are slower than one, where the machine is shared
     return TorchTrainer(causal_lm(folder), optimizer=False)
 
 
