@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CONFIG ?= examples/demo.toml
 
-.PHONY: demo test check bench setup clean
+.PHONY: demo test chaos check bench setup clean
 
 setup: .venv/ready
 
@@ -17,6 +17,9 @@ demo: setup
 
 test: setup
 	$(BIN)/pytest -q
+
+chaos: setup
+	$(BIN)/pytest -q -m chaos tests/chaos
 
 check: setup
 	$(BIN)/ruff check .
