@@ -56,6 +56,7 @@ class Moves:
     async def join(self, report: CellReport) -> None:
         """A cell listens: open it for calls under the published version. Raises PhaseError."""
         live = self.crew.live[report.cell] = Live(report)
+        self._failures[report.cell] = 0
         await self._roll(live, MoveRecord(report.cell, report.incarnation, Role.ROLLOUT, self.crew.clock(), 0))
         self.now.pop(report.cell, None)
 

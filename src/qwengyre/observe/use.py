@@ -2,7 +2,8 @@
 
 A cell in rollout is busy while an unfinished execution is at home there; cells in training while micro-steps are
 claimed (fewer claims than cells: that share of each), the core also while it applies the optimizer. Between two roles
-a cell is moving, and a lost one is none of the three. This is what the scheduler saw, not what a processor did.
+a cell is moving. One that is lost, or not ready yet, is none of the three. This is what the scheduler saw, not what a
+processor did.
 """
 
 from collections.abc import Iterable
@@ -38,7 +39,7 @@ def _add(use: Use, state: State, cell: int, seconds: float) -> None:
     role = state.cells[cell].role
     if role in (Role.TO_ROLLOUT, Role.TO_TRAINING):
         use.moving += seconds
-    elif role is not Role.LOST:
+    elif role is not Role.LOST and state.cells[cell].incarnation >= 0:
         share = _training(state, cell) if role is Role.TRAINING else float(bool(state.cells[cell].homes))
         use.busy += share * seconds
         use.idle += (1 - share) * seconds
