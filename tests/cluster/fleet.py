@@ -188,8 +188,10 @@ class Fleet:
         return flat(self.cell(index)._trainer_.parameters())
 
     def expected(self, micro_steps: list[MicroStep]) -> torch.Tensor:
-        """The gradient by one trainer, with the weights as given, in order."""
+        """The gradient by one trainer, with the core's weights of now, in order."""
         trainer = TorchTrainer(load.causal_lm(self.folder), optimizer=False)
+        for name, parameter in self.cell(0)._trainer_.parameters().items():
+            trainer.parameters()[name].detach().copy_(parameter.detach())
         for each in micro_steps:
             trainer.accumulate(each)
         return flat(trainer.gradient())

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fleet import Fleet, distance, group
@@ -332,3 +333,38 @@ async def test_near_the_end_three_cells_share_micro_steps_and_the_counts_stay_wh
     assert fleet.books.rows[0]["actor/grad_norm"] > 0
     trained = (args[0].tokens for hand in fleet.hands for name, args, _ in hand.calls if name == "accumulate")
     assert sum(trained) == sum(m.tokens for m in data), "each sequence once"
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whoever_comes_goes_or_dies_every_micro_step_counts_once(fleets, seed: int):
+    """Joins, leaves and deaths of two satellites at random moments, two steps, groups that arrive in between."""
+    rng = np.random.default_rng(seed)
+    fleet = await fleets(3).start()
+    for step in range(2):
+        groups = {10 * step + k: group(10 * step + k, 3, lengths=(20, 16, 12)) for k in range(3)}
+        data = [m for each in groups.values() for m in each]
+        fleet.training.open(step)
+        if fleet.crew.live[0].feed is None:
+            await fleet.join(0)
+        waiting = list(groups)
+        while waiting or rng.random() < 0.6:
+            for _ in range(rng.integers(30)):
+                await asyncio.sleep(0)
+            index = int(rng.integers(1, 3))
+            training = fleet.crew.live[index].feed is not None
+            match int(rng.integers(4)):
+                case 0 if waiting:
+                    await fleet.admit(step, {waiting[0]: groups[waiting.pop(0)]})
+                case 1 if not training:
+                    await fleet.join(index)
+                case 2 if training:
+                    await fleet.leave(index)
+                case 3:
+                    await fleet.lose(index)
+                    await fleet.restart(index)
+                case _:
+                    pass
+        await counted(fleet, step, data)
+        await fleet.training.close(step)
+    assert fleet.losses == []
+    assert len(fleet.books.rows) == 2

@@ -91,7 +91,8 @@ class Training:
             raise
 
     async def _take(self, cell: int) -> None:
-        """A satellite gets the weights of the open step; again, if the core closed it meanwhile."""
+        """A satellite gets the core's weights. If the core closes the step meanwhile, its next claim is of another step
+        than its weights, and it comes back here."""
         while True:
             snapshot: Snapshot = await self._core("expose")
             try:
@@ -99,9 +100,8 @@ class Training:
             except TransferError:
                 if (await self._core("expose")).ticket.id == snapshot.ticket.id:
                     raise
-                continue  # freed, for the core has newer weights
-            self._steps[cell] = snapshot.step
-            if snapshot.step >= self.ledger.step:
+            else:
+                self._steps[cell] = snapshot.step
                 return
 
     async def served(self, cell: int) -> Snapshot | None:
