@@ -6,7 +6,8 @@
 One torch thread; CPU-seconds are process time, which resists other load; prefill is included; every contender samples
 at temperature 1 the same number of tokens after the same prompts of 32 to 96 random ids: all different (`apart`), or
 8 calls to each (`alike`: a group of executions of one query). Ours also returns log-probs. The contenders take turns
-in one process and the best of `--repeats` turns counts: read the ratios, not the speeds.
+in one process and the best of `--repeats` turns counts: read the ratios, not the speeds. The models are those that
+`model.name` means by `tiny` and by the default.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import asyncio
 import itertools
 import json
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -24,53 +26,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 import transformers
-from transformers import (
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from qwengyre.engine.calls import Call
 from qwengyre.engine.embedded import EmbeddedEngine
+from qwengyre.model import load
 
 Prompts = list[list[int]]
 Contender = Callable[[Any, Prompts, int], float]
 _WINDOW = 512
 
 
-def tiny() -> Any:
-    """4 layers, hidden 128, 263 tokens: Qwen3's shape at 0.8 M parameters, random weights."""
-    config = Qwen3Config(
-        vocab_size=263,
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        intermediate_size=384,
-    )
-    return Qwen3ForCausalLM(config).eval()
-
-
-def default() -> Any:
-    """SmolLM2-135M's shape with random weights: speed does not depend on their values."""
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        intermediate_size=1536,
-        tie_word_embeddings=True,
-        max_position_embeddings=8192,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
-MODELS: dict[str, Callable[[], Any]] = {"tiny": tiny, "default": default}
+MODELS = {"tiny": load.TINY, "default": load.DEFAULT}
 
 
 def ours(model: Any, prompts: Prompts, tokens: int) -> float:
@@ -169,7 +136,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
     for name, kind in itertools.product(arguments.model, arguments.prompts):
-        model = MODELS[name]()
+        model = load.causal_lm(load.resolve(MODELS[name], progress=lambda line: print(line, file=sys.stderr)))
+        model.generation_config = GenerationConfig()  # its own would stop at the end of a turn
         measure(model, make_prompts(model.config.vocab_size, 1, kind), 2, 1)
         for batch in arguments.batch:
             if batch == 1 and kind == "alike" and "apart" in arguments.prompts:
