@@ -1,4 +1,4 @@
-"""A run of the tiny example in which one real process is killed at a named point of the journal."""
+"""A run of a small example in which one real process is killed at a named point of the journal."""
 
 import json
 import os
@@ -34,9 +34,9 @@ def _has(value: dict[str, Any], name: str, fields: dict[str, Any]) -> bool:
 class Run:
     """One run as a user starts it, and what can be done to it. Use as a context manager."""
 
-    def __init__(self, run_dir: Path, *words: str) -> None:
+    def __init__(self, run_dir: Path, *words: str, config: str = "examples/tiny.toml") -> None:
         self.run_dir = run_dir
-        self._words = ("train", "examples/tiny.toml", *words, "--run-dir", str(run_dir))
+        self._words = ("train", config, *words, "--run-dir", str(run_dir))
         self._log = run_dir.parent / f"{run_dir.name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 

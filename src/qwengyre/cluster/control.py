@@ -87,6 +87,7 @@ class Control:
         self._journal = Journal(path, plan)
         world = Cluster(hands, self._groups, self, run_clock(self._state.at))
         self._world, self._supervisor = world, Supervisor(world, spec.run_dir, spec.machine)
+        world.lost = self._supervisor.give_up
         try:
             actions = await self._begin(world, self._supervisor, past)
             while True:

@@ -169,16 +169,20 @@ class Supervisor:
     async def _bring(self, cell: int, version: int, checkpoint: Path | None) -> CellReport:
         """From a process to a cell that takes calls. A satellite pulls the weights of a core that is up."""
         world, handle, name = self._world, self._world.crew.handle(cell), f"cell {cell}"
+        folder = checkpoint if cell == CORE else None
+        if cell != CORE and cell in world.crew.live:  # it goes on serving until the core is back
+            await self._core_up.wait()
+            world.crew.live.pop(cell)
         while True:
-            report: CellReport = await world.crew.call(
-                name, handle.start, version, checkpoint if cell == CORE else None
-            )
+            report: CellReport = await world.crew.call(name, handle.start, version, folder)
             self.note(f"cell-{cell}", asdict(report))
             if cell != CORE:
                 await self._core_up.wait()
             try:
                 await world.moves.join(report)
             except PhaseError as error:
+                if cell != CORE and not self._core_up.is_set():
+                    continue  # the core died meanwhile
                 self._count(name, error)
                 await self._leave(cell, report.incarnation)
             else:

@@ -72,11 +72,10 @@ class Cluster:
         """The run goes back to a checkpoint: executions and weighing go on, everything else that was asked ends here,
         with what it reported and nobody has heard yet."""
         await self._cancel({task for task in self._tasks if task.get_name() not in KEPT_ACTIONS})
-        self.crew.live.clear()
         self._equip()
         waiting = [self._events.get_nowait() for _ in range(self._events.qsize())]
         for event in waiting:
-            if isinstance(event, KEPT_EVENTS):
+            if isinstance(event, (*KEPT_EVENTS, RunError)):
                 self._events.put_nowait(event)
 
     def fail(self, error: BaseException) -> None:
@@ -130,8 +129,7 @@ class Cluster:
         if isinstance(error, (*self.crew.hands.lost, StartingError)):
             return
         if isinstance(error, CoreLostError) and not isinstance(error.__cause__, RunError):
-            if core := self.crew.live.get(CORE):
-                self.lost(CORE, core.report.incarnation, str(error))
+            self.lost(CORE, error.incarnation, str(error))
             return
         self.fail(error if isinstance(error, QwenGyreError) else failure(task.get_name(), error))
 
