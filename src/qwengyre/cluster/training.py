@@ -19,6 +19,8 @@ from qwengyre.errors import QwenGyreError, RefusedError, RunError, TransferError
 from qwengyre.schedule import events as ev
 
 CORE = 0
+PUBLISH_S = 120.0
+"""A cell that takes longer to take the published weights is lost."""
 Done = tuple[Claim, dict[str, float], float]
 """A claim whose gradient the cell has, its sums, and the seconds it took."""
 
@@ -155,7 +157,7 @@ class Training:
         return returned
 
     async def _feed_core(self, incarnation: int) -> None:
-        while (claim := await self.ledger.claim(CORE, incarnation)) is not None:
+        while (claim := await self._claim(CORE, incarnation)) is not None:
             began = self.crew.clock()
             sums = await self._core("accumulate", claim.micro_step, claim.step)
             self._count([(claim, sums, self.crew.clock() - began)])
@@ -167,7 +169,7 @@ class Training:
             if done and not self.ledger.offers(cell):
                 await self._flush(cell, incarnation, done)
                 done = []
-            claim = await self.ledger.claim(cell, incarnation)
+            claim = await self._claim(cell, incarnation)
             if claim is None:
                 return
             if claim.step != self._steps[cell]:
@@ -175,6 +177,13 @@ class Training:
             began = self.crew.clock()
             sums = await handle.accumulate.remote(claim.micro_step, claim.step, incarnation=incarnation)
             done.append((claim, sums, self.crew.clock() - began))
+
+    async def _claim(self, cell: int, incarnation: int) -> Claim | None:
+        """Produces Backlog: what is claimed is no reason to lend another cell."""
+        claim = await self.ledger.claim(cell, incarnation)
+        if claim is not None:
+            self._backlog()
+        return claim
 
     async def _flush(self, cell: int, incarnation: int, done: list[Done]) -> None:
         """The cell's gradient goes to the core, which counts it; then the cell may drop it."""
@@ -247,15 +256,18 @@ class Training:
                 await self.crew.core.save.remote(checkpoint.folder)
                 self.books.completed(checkpoint)
             self.crew.version, self.published = version, snapshot
-            await asyncio.gather(*(self._stamp(cell, version, snapshot) for cell in self.crew.rolling if cell != CORE))
+            rolling = {cell: self._incarnation(cell) for cell in self.crew.rolling if cell != CORE}
+            await asyncio.gather(*(self._stamp(cell, incarnation, snapshot) for cell, incarnation in rolling.items()))
         self.crew.report(ev.Published, version)
 
-    async def _stamp(self, cell: int, version: int, snapshot: Snapshot | None) -> None:
-        incarnation = self._incarnation(cell)
+    async def _stamp(self, cell: int, incarnation: int, snapshot: Snapshot | None) -> None:
+        """The cell holds the published version, or is lost."""
         try:
-            await self.crew.handle(cell).publish.remote(version, snapshot, incarnation=incarnation)
+            async with asyncio.timeout(PUBLISH_S):
+                await self.crew.handle(cell).publish.remote(self.crew.version, snapshot, incarnation=incarnation)
         except Exception as error:
-            self.lost(cell, incarnation, f"it could not take version {version}: {type(error).__name__}: {error}")
+            said = str(error) or f"no answer in {PUBLISH_S:.0f} s"
+            self.lost(cell, incarnation, f"it could not take version {self.crew.version}: {said}")
 
     def _incarnation(self, cell: int) -> int:
         return self.crew.live[cell].report.incarnation
