@@ -60,6 +60,7 @@ class Box:
     def __init__(self, spec: BoxSpec) -> None:
         self._spec = spec
         self.incarnation = draw_incarnation(spec.run_dir, "box-0")
+        self._greeted = False
         self._gateway: Any = None
         self._runner: Runner | None = None
         self._runs: dict[str, asyncio.Task[Ending]] = {}
@@ -72,7 +73,7 @@ class Box:
 
         What an earlier incarnation left behind is ended first.
         """
-        fresh = self._gateway is None
+        fresh, self._greeted = not self._greeted, True
         self._gateway, self._heard = gateway, time.monotonic()
         if self._runner is None:
             await asyncio.to_thread(cgroups.sweep, self._spec.run_id)

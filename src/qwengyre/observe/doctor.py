@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from qwengyre.errors import QwenGyreError
+from qwengyre.observe.listening import listening
 
 PACKAGES = {
     "simulate and inspect": ("numpy", "pydantic", "immutables"),
@@ -17,11 +18,6 @@ PACKAGES = {
     "smollm2": ("gguf",),
 }
 INSTALL = {"run": "pip install 'qwengyre[run]'", "smollm2": "pip install 'qwengyre[smollm2]'"}
-PORTS = (
-    "during a run: the gateway on 127.0.0.1 (gateway.port, 0 = a free one) and on a unix socket in the run's temporary "
-    "folder; each cell's engine on a free port of 127.0.0.1; a local Ray on free ports of this machine, which answer "
-    "only to the run's random token"
-)
 
 
 def show(out: Console) -> None:
@@ -88,5 +84,5 @@ CHECKS: dict[str, Callable[[], str]] = {
     "devices": _devices,
     "sandbox": _sandbox,
     "models": _models,
-    "listening": lambda: PORTS,
+    "listening": lambda: ("\n" + " " * 11).join(listening()),
 }
