@@ -79,6 +79,8 @@ class House:
         self.router = Router(self.crew)
         self.client = httpx.AsyncClient(timeout=60, trust_env=False, limits=httpx.Limits(max_connections=None))
         self.url = ""
+        self.tried: list[str] = []
+        """Executions whose calls came to cell 0, in order."""
 
     async def start(self) -> "House":
         self.url = await self.gateway.start()
@@ -86,8 +88,9 @@ class House:
             self.crew.live[index] = Live(await cell.start(version, None), Role.ROLLOUT)
             await cell.roll(version)
         if len(self.cells) > 1:
-            batch = self.cells[0]._engine_._batch  # type: ignore[attr-defined]
-            batch.step = _slowly(batch.step)
+            engine: Any = self.cells[0]._engine_
+            engine._batch.step = _slowly(engine._batch.step)
+            engine.generate = self._watch(engine.generate)
         return self
 
     async def stop(self) -> None:
@@ -95,6 +98,13 @@ class House:
         await self.gateway.stop()
         for cell in self.cells:
             await cell.stop()
+
+    def _watch(self, generate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        async def watched(call: Any) -> Any:
+            self.tried.append(call.handle)
+            return await generate(call)
+
+        return watched
 
     async def begin(self, executions: Sequence[ExecutionId]) -> None:
         for execution in executions:
@@ -124,7 +134,7 @@ class House:
                 return
             await asyncio.sleep(0.002)
 
-    async def leave(self, homes: dict[ExecutionId, int], kv: bool = True, limit_s: float = 30.0) -> Left:
+    async def leave(self, homes: dict[ExecutionId, int], kv: bool = True, limit_s: float = 600.0) -> Left:
         """Cell 0 leaves, in the order of a move to training up to the drain."""
         await self.hands[0].shut.remote()
         self.router.rehome(homes.items())
@@ -143,6 +153,10 @@ class House:
         homes = [(ExecutionId.parse(name), last) for name, home in self.router.homes.items() if home == cell]
         self.router.rehome(homes)
         await self.router.push()
+
+    async def waiting(self, execution: ExecutionId, cell: int) -> bool:
+        """Whether a call of the execution is at `cell` now."""
+        return any(c["execution"] == str(execution) and c["cell"] == cell for c in await self.gateway.live())
 
     def recorded(self, execution: ExecutionId) -> tuple[ModelCall, ...]:
         """Its calls, from the journal."""

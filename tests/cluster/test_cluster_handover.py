@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 from moving_house import TOKENS, House, executions, lively_model, prompt
 
+from qwengyre.cluster import handover
+from qwengyre.cluster.handover import Plan, hand_over
+from qwengyre.errors import RefusedError
+from qwengyre.schedule.handover import Rates
 from qwengyre.transfer.weights import LocalWeights
 from qwengyre.types import ExecutionId
 
@@ -125,7 +129,8 @@ async def test_a_destination_that_fails_computes_again(make: Make, texts: Texts)
     assert (left.handed.moved_tokens, left.handed.recomputed_tokens > 0) == (0, True)
     assert await finish(house, calls, texts, FEW) == 6
     assert (await house.stats(1))["prefill_tokens"] > 6 * 80
-    assert (await house.stats(0))["pinned_tokens"] == 0, "the source frees what nobody took"
+    source = await house.stats(0)
+    assert (source["pinned_tokens"], source["moved_tokens_out"]) == (0, 0), "the source frees what nobody took"
 
 
 @pytest.mark.parametrize("when", ["expect_kv", "import_kv"])
@@ -162,8 +167,6 @@ async def test_a_source_that_dies_in_between_loses_no_call(make: Make, texts: Te
     del house.crew.live[0]
     await house.router.push()
     house.crew.live[0] = house.crew.live[1]
-    from qwengyre.cluster.handover import hand_over
-
     handed = await hand_over(house.crew, 0, {str(e): 1 for e in FEW}, 30)
     assert any("DeadError" in line for line in handed.failures)
     assert handed.moved_tokens == 0
@@ -213,14 +216,15 @@ async def test_a_call_that_arrives_while_its_cell_leaves(make: Make, texts: Text
 
     async def arrive(*_: Any) -> None:
         late.extend(house.launch(FEW[-1:]))
-        while not any(call["execution"] == str(FEW[-1]) for call in await house.gateway.live()):
+        while not (house.tried[5:] if moment == "shut" else await house.waiting(FEW[-1], 1)):
             await asyncio.sleep(0.001)
 
     (house.hands[0].after if moment == "shut" else house.hands[0].before)[moment] = arrive
     await house.leave(dict.fromkeys(FEW, 1))
     assert await finish(house, calls + late, texts, FEW) == 5
     [call] = house.recorded(FEW[-1])
-    assert {stretch.engine for stretch in call.stretches} == {"cell1.0"}, "the leaving cell takes nothing new"
+    assert {stretch.engine for stretch in call.stretches} == {"cell1.0"}
+    assert (await house.stats(0))["calls"] == 5, "the leaving cell takes nothing new"
 
 
 async def test_a_natural_stop_wins_over_the_abort_and_its_keys_and_values_move_all_the_same(make: Make) -> None:
@@ -248,6 +252,58 @@ async def test_a_natural_stop_wins_over_the_abort_and_its_keys_and_values_move_a
     there = await house.stats(1)
     assert there["prefill_tokens"] < 6 * 40, "the next turn's own tokens, not the first one's"
     assert there["reused_tokens"] >= left.handed.moved_tokens
+
+
+async def test_what_is_cheaper_to_compute_again_is_not_moved(make: Make, texts: Texts) -> None:
+    house = await make(2)
+    await house.begin(FEW)
+    door, engine = house.cells[1]._kv_, house.cells[1]._engine_
+    assert await door.expect([], 1) == Rates(None, None), "nothing is known yet"
+    door._received = 1000, 1000.0
+    engine._prefilled = 1000, 1.0  # type: ignore[attr-defined]
+    assert await door.expect([], 1) == Rates(1.0, 1000.0)
+    calls = house.launch(FEW)
+    await house.until(0, calls=6, decode_tokens=60)
+    left = await house.leave(dict.fromkeys(FEW, 1))
+    assert left.handed is not None
+    assert (left.handed.moved_tokens, left.handed.failures) == (0, ())
+    assert left.handed.recomputed_tokens > 6 * 80
+    assert (await house.stats(0))["moved_tokens_out"] == 0
+    assert await finish(house, calls, texts, FEW) == 6
+
+
+async def test_parcels_of_a_bounded_size_and_rates_measured_by_them(
+    make: Make, texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "PARCEL_BYTES", 1)
+    house = await make(3)
+    await house.begin(FEW)
+    calls = house.launch(FEW)
+    await house.until(0, calls=6, decode_tokens=60)
+    left = await house.leave({e: 1 + e.member % 2 for e in FEW})
+    assert left.handed is not None
+    assert (left.handed.recomputed_tokens, left.handed.failures) == (0, ())
+    assert [sum(name == "import_kv" for name, *_ in hand.calls) for hand in house.hands] == [0, 3, 3]
+    rates = await house.cells[1].expect_kv((), 1)
+    assert rates is not None
+    assert rates.bandwidth is not None
+    assert rates.bandwidth > 0
+    assert await finish(house, calls, texts, FEW) == 6
+    assert [(await house.stats(cell))["prefill_tokens"] for cell in (1, 2)] == [3, 3]
+
+
+async def test_an_old_incarnations_messages_are_refused(make: Make) -> None:
+    house = await make(1)
+    cell = house.cells[0]
+    for message in (
+        cell.expect_kv(("0-0",), 600, incarnation=-1),
+        cell.export_kv(Plan({}, {}), incarnation=-1),
+        cell.send_kv("parcel 0", incarnation=-1),
+        cell.free_kv(("parcel 0",), True, incarnation=-1),
+    ):
+        with pytest.raises(RefusedError):
+            await message
+    assert (await cell.export_kv(Plan({}, {}), incarnation=0)).parcels == ()
 
 
 async def test_an_execution_without_a_new_place_keeps_its_calls_in_the_gateway(make: Make, texts: Texts) -> None:

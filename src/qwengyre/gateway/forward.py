@@ -91,11 +91,14 @@ def _part(answer: dict[str, Any]) -> Part:
         raise ValueError(f"finish_reason {finish!r}")
     if len(output) != len(logprobs) or output.ndim != 1:
         raise ValueError(f"{len(output)} token ids, {len(logprobs)} log-probs")
-    spans = [(int(s["start"]), int(s["end"]), int(s["version"])) for s in choice["weight_versions"]]
+    stamped = choice["weight_versions"]
+    spans = [(int(s["start"]), int(s["end"]), int(s["version"]), int(s.get("kv_version", -1))) for s in stamped]
     spans = [s for s in spans if s[0] < s[1]]
-    edges = [0, *(end for _, end, _ in spans)]
+    edges = [0, *(end for _, end, *_ in spans)]
     if [s[0] for s in spans] != edges[:-1] or edges[-1] != len(output):
         raise ValueError(f"weight_versions {spans} do not cover {len(output)} tokens")
     last = len(spans) - 1
-    stretches = tuple(Stretch(s, e, v, engine, finish if i == last else "version") for i, (s, e, v) in enumerate(spans))
+    stretches = tuple(
+        Stretch(s, e, v, engine, finish if i == last else "version", kv) for i, (s, e, v, kv) in enumerate(spans)
+    )
     return Part(finish, output, logprobs, stretches)

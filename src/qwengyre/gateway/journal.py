@@ -228,7 +228,7 @@ def _encode(call: ModelCall) -> dict[str, Any]:
         "output": call.output.astype("<i4").tobytes(),
         "logprobs": call.logprobs.astype("<f4").tobytes(),
         "segments": [[int(s.kind), s.length] for s in call.segments],
-        "stretches": [[s.start, s.end, s.version, s.engine, s.cause] for s in call.stretches],
+        "stretches": [_stretch(s) for s in call.stretches],
     }
     return record
 
@@ -242,3 +242,9 @@ def _decode(record: dict[str, Any]) -> ModelCall:
         segments=tuple(Segment(Kind(kind), length) for kind, length in record["segments"]),
         stretches=tuple(Stretch(*s) for s in record["stretches"]),
     )
+
+
+def _stretch(stretch: Stretch) -> list[Any]:
+    """`Stretch(*fields)` reads it; the KV version stands only where it is another."""
+    fields = [stretch.start, stretch.end, stretch.version, stretch.engine, stretch.cause]
+    return fields if stretch.kv_version < 0 else [*fields, stretch.kv_version]
