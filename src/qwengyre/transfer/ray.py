@@ -39,7 +39,7 @@ class RayWeights:
 
     def pull(self, ticket: Ticket) -> dict[str, Tensor]:
         try:
-            packed = ray.get(ticket.at, timeout=PULL_S)
+            packed: Any = ray.get(ticket.at, timeout=PULL_S)
         except exceptions.RayError as error:
             cause = (str(error).splitlines() or [""])[0]
             raise TransferError(f"{ticket.id} cannot be pulled: {type(error).__name__}: {cause}") from None
