@@ -370,3 +370,15 @@ async def test_whoever_comes_goes_or_dies_every_micro_step_counts_once(fleets, s
         await fleet.training.close(step)
     assert fleet.losses == []
     assert len(fleet.books.rows) == 2
+
+
+async def test_a_claim_is_told(fleets):
+    """What is claimed is no reason to lend another cell."""
+    fleet = await fleets(1).start()
+    gate = fleet.hands[0].before["accumulate"] = Gate()
+    await fleet.open(0, {0: group(0, 1)})
+    await fleet.join(0)
+    await reached(gate.reached)
+    assert fleet.events[-1] == ev.Backlog(0.0, 0, pending=0, claimed=1, counted=0)
+    gate.open()
+    await fleet.trained(0, 1)
