@@ -77,6 +77,8 @@ async def test_a_call_that_arrives_between_route_cut_and_abort_goes_to_the_new_p
     late: list[asyncio.Task[dict]] = []
 
     async def call() -> None:
+        routes = [args[0] for name, args, _ in stage.gateway.calls if name == "route"]
+        assert 0 not in routes[-1].cells, "the cut comes before the abort"
         late.append(asyncio.create_task(stage.ask("0-0", "late", 16)))
         await stage.until_tokens(1, 4)  # not at the leaving cell, and not only after the move
 
