@@ -30,7 +30,7 @@ from qwengyre.cluster.folder import RunFolder
 from qwengyre.cluster.gateways import GatewayProcess
 from qwengyre.cluster.prepare import Prepared
 from qwengyre.cluster.specs import Specs
-from qwengyre.cluster.watchdog import Watchdog
+from qwengyre.cluster.watchdog import Watchdog, listens
 from qwengyre.config import Config
 from qwengyre.errors import MachineError, QwenGyreError, RunError
 
@@ -140,6 +140,8 @@ def init(specs: Specs) -> None:
     common: dict[str, Any] = {"namespace": specs.run_id, "log_to_driver": False, "configure_logging": False}
     try:
         if address != "local":
+            if ":" in address.rpartition("/")[2] and not listens(address.rpartition("/")[2]):
+                raise ConnectionError("nothing listens there")  # Ray itself would try for minutes
             ray.init(address=address, **common)
             return
         ray.init(

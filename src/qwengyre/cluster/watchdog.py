@@ -56,7 +56,7 @@ class Watchdog:
 
     def _check_gcs(self) -> None:
         silent = time.monotonic() - self._heard
-        if silent > GCS_S or (silent > GCS_REFUSED_S and not _listens(self._gcs)):
+        if silent > GCS_S or (silent > GCS_REFUSED_S and not listens(self._gcs)):
             raise RunError(
                 f"the GCS (Ray's head process at {self._gcs}) has not answered for {silent:.0f} s: "
                 "the run cannot go on without it. Continue with --resume."
@@ -73,7 +73,8 @@ class Watchdog:
             self._heard = time.monotonic()
 
 
-def _listens(address: str) -> bool:
+def listens(address: str) -> bool:
+    """Whether something accepts connections at `host:port`."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), 2).close()
