@@ -101,6 +101,10 @@ class Run:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def is_alive(self) -> bool:
+        """Whether the command runs."""
+        return self._process is not None and self._process.poll() is None
+
     def end(self, timeout_s: float = 150) -> int:
         """The exit code."""
         assert self._process is not None

@@ -147,6 +147,7 @@ class Control:
             "backlog": [len(world.training.ledger.pending), len(world.training.ledger.claimed)],
             "rows": self._rows,
             "moves": self._moves,
+            "deaths": self._supervisor.deaths if self._supervisor else [],
             "phases": dict(world.moves.now),
             "waiting": world.crew.waits + waiting(state),
         }

@@ -51,6 +51,8 @@ class Supervisor:
         self._machine = machine
         self._processes: dict[str, dict[str, Any]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.deaths: list[str] = []
+        """A line each."""
         self._deaths: Counter[str] = Counter()
         self._silent: Counter[tuple[int, int]] = Counter()
         self._core_up = asyncio.Event()
@@ -206,6 +208,7 @@ class Supervisor:
 
     def _count(self, name: str, error: BaseException) -> None:
         self._deaths[name] += 1
+        self.deaths.append(f"{name} died at {self._world.crew.clock():.0f} s and is started again")
         if self._deaths[name] >= MOST_DEATHS:
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise RunError(
@@ -214,7 +217,7 @@ class Supervisor:
 
     def note(self, name: str, facts: dict[str, Any]) -> None:
         """A process and where it listens, in `processes.json`: complete or as it was."""
-        self._processes[name] = facts | {"since": round(time.time(), 3), "deaths": self._deaths.total()}
+        self._processes[name] = facts | {"since": round(time.time(), 3), "deaths": len(self.deaths)}
         part = self._path.with_name(f".{self._path.name}")
         part.write_text(
             json.dumps({"schema_version": 1, **self._machine, "processes": self._processes}, indent=1) + "\n"

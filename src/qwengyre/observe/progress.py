@@ -84,6 +84,7 @@ class PlainView:
         self._last, self._last_at = "", 0.0
 
     def __call__(self, status: dict[str, Any]) -> None:
+        self._news(status, "deaths", str)
         self._news(status, "moves", move_line)
         self._news(status, "rows", step_line)
         line = now_line(status)
@@ -119,7 +120,7 @@ class LiveView:
 
     def __call__(self, status: dict[str, Any]) -> None:
         moves = [move_line(row) for row in status.get("moves", [])[-CAUSES:]]
-        caption = "\n".join([*moves, now_line(status), *waiting_lines(status)])
+        caption = "\n".join([*status.get("deaths", [])[-CAUSES:], *moves, now_line(status), *waiting_lines(status)])
         table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
         for column in ("step", "reward", "executions", "grad norm", "staleness", "weights", "seconds"):
             table.add_column(column, justify="right")
