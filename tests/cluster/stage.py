@@ -1,6 +1,7 @@
 """A run's moving parts without Ray: real cells, the real gateway, moves, routes, training. For tests of moves."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -77,8 +78,7 @@ class PaperBox:
 class Stage:
     """`open` -> `begin`, `ask`, `move` ... -> `close`. Greedy by default, so that texts can be compared."""
 
-    def __init__(self, folder: Path, cells: int, temperature: float = 0.0) -> None:
-        model = load.resolve("tiny")
+    def __init__(self, folder: Path, model: Path, cells: int, temperature: float = 0.0) -> None:
         eos = load.eos_ids(model)
         self.folder = folder
         self.cells = [
@@ -194,6 +194,22 @@ class Stage:
     def _over(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failed.append(error)
+
+
+def lively_model(folder: Path) -> Path:
+    """The tiny model with weights so large that its greedy text wanders, instead of repeating one token; it never
+    ends by itself."""
+    import torch
+
+    shutil.copytree(load.resolve("tiny"), folder)
+    model = load.causal_lm(folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(8.0)
+        model.get_input_embeddings().weight[list(load.eos_ids(folder))] = 0.0
+    model.save_pretrained(folder)
+    return folder
 
 
 def text_of(answer: dict[str, Any]) -> str:
