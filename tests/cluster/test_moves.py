@@ -168,8 +168,8 @@ async def test_one_cell_in_time_slices_the_call_waits_in_the_gateway(make: Make)
     before = (await stage.cells[0].target.stats())["decode_tokens"]
     await stage.until_tokens(0, int(before) + 10)
     record = await stage.move(0, Role.TRAINING)
-    assert (record.live, record.calls) == (1, 1)
-    assert record.tokens >= 10
+    assert (record.live, record.calls, record.kv_moved) == (1, 1, 0)
+    assert record.kv_recomputed > record.tokens >= 10
     queued = await stage.app.queued_s("0-0")
     stage.training.ledger.add([a_micro_step()])
     await stage.until_counted(1)

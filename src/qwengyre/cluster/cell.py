@@ -80,6 +80,8 @@ class Drained:
 
     calls: int
     tokens: int
+    kv: int = 0
+    """Tokens whose keys and values these calls had here."""
 
 
 def draw_incarnation(run_dir: Path, name: str) -> int:
@@ -159,8 +161,8 @@ class Cell:
             await asyncio.sleep(0.01)
         stats, self._before = await self._engine_.stats(), {}
         await self._engine_.sleep()
-        calls, tokens = (int(stats.get(name, 0) - before.get(name, 0)) for name in ("aborted", "aborted_tokens"))
-        return Drained(calls, tokens)
+        names = ("aborted", "aborted_tokens", "aborted_kv")
+        return Drained(*(int(stats.get(name, 0) - before.get(name, 0)) for name in names))
 
     async def train(self, snapshot: Snapshot | None = None, *, incarnation: int | None = None) -> None:
         """The last step of a move to training, and of each new step: a satellite takes `snapshot` (pulled only if

@@ -89,6 +89,8 @@ class Moves:
         await self._phase(record, "kv", self._hand_over(record, executions))
         drained = await self._phase(record, "drain", handle.drain.remote(incarnation=incarnation))
         record.calls, record.tokens = drained.calls, drained.tokens
+        if all(home == record.cell for home in executions.values()):  # nothing was handed over: suspended in place
+            record.kv_recomputed = drained.kv
         await self._phase(record, "train", self.training.wake(record.cell))
         if self._is_current(live, record):
             live.role = Role.TRAINING

@@ -25,8 +25,8 @@ from qwengyre.errors import EngineError
 
 class Batch:
     """All calls of an engine. `counts` only grow: prefill_tokens, reused_tokens, decode_tokens, calls, aborted,
-    aborted_tokens (partial output that those kept), moved_tokens_in, moved_tokens_out. `keep_kv`: whether keys
-    and values survive `reload`.
+    aborted_tokens (partial output that those kept), aborted_kv (tokens whose keys and values they had),
+    moved_tokens_in, moved_tokens_out. `keep_kv`: whether keys and values survive `reload`.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Batch:
         for running in ended:
             self.counts["aborted"] += 1
             self.counts["aborted_tokens"] += running.output
+            self.counts["aborted_kv"] += running.computed
             self._finish(running, "abort", None)
         return len(ended)
 

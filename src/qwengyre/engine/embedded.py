@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 _MEMORY_SHARE = 0.25
 _COLDEST, _HOTTEST = 1e-3, 1e3
 _COUNTS = ("prefill_tokens", "reused_tokens", "decode_tokens", "calls", "aborted")
-_MOVED = ("aborted_tokens", "moved_tokens_in", "moved_tokens_out")
+_MOVED = ("aborted_tokens", "aborted_kv", "moved_tokens_in", "moved_tokens_out")
 _LEAST_TIMED = 64
 """Prompt tokens of a pass below which its time says nothing about prefilling."""
 
@@ -222,6 +222,7 @@ class EmbeddedEngine:
     async def stats(self) -> dict[str, float]:
         """Counters since start: prefill_tokens (computed from prompts, or again), reused_tokens (taken from kept
         KV), decode_tokens (sampled), calls, aborted, aborted_tokens (partial output that aborted calls kept),
+        aborted_kv (tokens whose keys and values they had),
         moved_tokens_out and moved_tokens_in (KV handed over). Of now: kv_tokens (reserved),
         pinned_tokens (exported, not freed), prefill_rate (tokens a second; 0: not known)."""
         batch, (tokens, seconds) = self._batch, self._prefilled
