@@ -35,10 +35,16 @@ def local_ray() -> Iterator[None]:
     protect("local")
     import ray
 
-    from qwengyre.cluster.ray import init
-
     scratch = Path("/tmp") / f"qwengyre-test-{os.getpid()}"
-    init("local", "weights-test", scratch)
+    ray.init(
+        address="local",
+        num_cpus=0,
+        include_dashboard=False,
+        object_store_memory=80 * 2**20,
+        log_to_driver=False,
+        configure_logging=False,
+        _temp_dir=str(scratch),
+    )
     yield
     ray.shutdown()
     os.environ.clear()
