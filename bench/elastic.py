@@ -1,6 +1,7 @@
 """The same run under elastic, colocate and the best async split, on real cells.
 
-    python bench/elastic.py [--cells 2] [--steps 3] [--seed 0] [--config examples/elastic.toml] [--json]
+    python bench/elastic.py [--cells 2] [--steps 3] [--seed 0] [--executions 16] [--config examples/elastic.toml]
+                            [--json]
 
 Same tasks, seeds, devices and staleness bound (look-ahead 1 for all: without it an async split has nothing to do at
 the same time). Async is run for every split, with streaming off and on; the fastest is shown. `wall_s` counts from the
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--executions", type=int, default=16, help="that one cell takes at once")
     parser.add_argument("--config", default="examples/elastic.toml")
     parser.add_argument("--json", action="store_true", help="an array, one object a policy, and nothing else")
     options = parser.parse_args()
@@ -47,6 +49,7 @@ def run(options: argparse.Namespace, folder: Path, kind: str, training: int = 1,
     run_dir = folder / f"{kind}-{training}-{streaming}"
     words = [
         f"run.steps={options.steps}", f"run.seed={options.seed}", f"cells.count={options.cells}", "rl.phi=1",
+        f"cells.executions={options.executions}",
         f"policy.kind={kind}", f"policy.training={training}", f"policy.streaming={str(streaming).lower()}",
     ]  # fmt: skip
     print(f"running {' '.join(words)}", file=sys.stderr)

@@ -37,9 +37,11 @@ def cell_use(plan: Plan, events: Iterable[Event]) -> list[Use]:
 
 def _add(use: Use, state: State, cell: int, seconds: float) -> None:
     role = state.cells[cell].role
+    if role is Role.LOST or state.cells[cell].incarnation < 0:
+        return
     if role in (Role.TO_ROLLOUT, Role.TO_TRAINING):
         use.moving += seconds
-    elif role is not Role.LOST and state.cells[cell].incarnation >= 0:
+    else:
         share = _training(state, cell) if role is Role.TRAINING else float(bool(state.cells[cell].homes))
         use.busy += share * seconds
         use.idle += (1 - share) * seconds
