@@ -193,7 +193,7 @@ async def test_a_client_that_disconnects_aborts_its_call(served: Served) -> None
     task = asyncio.create_task(served.post("a", LONG))
     await served.until(decode_tokens=1)
     task.cancel()
-    while await served.engine.calls():  # noqa: ASYNC110
+    while await served.engine.calls():
         await asyncio.sleep(0.001)
     assert (await served.engine.stats())["aborted"] == 1
 

@@ -48,7 +48,7 @@ def marked(mark: str) -> list[int]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for what a process is about to do; the test's own limit ends it."""
-    while not condition():  # noqa: ASYNC110  (another process is awaited)
+    while not condition():
         await asyncio.sleep(0.02)
 
 
