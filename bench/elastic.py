@@ -1,6 +1,6 @@
 """The same run under elastic, colocate and the best async split, on real cells.
 
-    python bench/elastic.py [--cells 2] [--steps 3] [--seed 0] [--executions 16] [--config examples/elastic.toml]
+    python bench/elastic.py [--cells 2] [--steps 3] [--seed 0] [--executions 10] [--config examples/elastic.toml]
                             [--json]
 
 Same tasks, seeds, devices and staleness bound (look-ahead 1 for all: without it an async split has nothing to do at
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--executions", type=int, default=16, help="that one cell takes at once")
+    parser.add_argument("--executions", type=int, default=10, help="that one cell takes at once")
     parser.add_argument("--config", default="examples/elastic.toml")
     parser.add_argument("--json", action="store_true", help="an array, one object a policy, and nothing else")
     options = parser.parse_args()
