@@ -133,7 +133,7 @@ async def test_temporary_folders_are_bounded_and_fresh(inside: Inside) -> None:
 
 async def test_no_token_in_the_host_process_list(inside: Inside, tmp_path: Path) -> None:
     job = asyncio.ensure_future(inside("touch up; sleep 3", env={"KEY": "tok-5157"}))
-    while not (tmp_path / "workspace" / "up").exists():  # noqa: ASYNC110  (another process is awaited)
+    while not (tmp_path / "workspace" / "up").exists():
         await asyncio.sleep(0.02)
     listed = processes()
     assert "sleep 3" in listed
@@ -144,7 +144,7 @@ async def test_no_token_in_the_host_process_list(inside: Inside, tmp_path: Path)
 
 async def test_a_reaper_finds_boxes_by_their_environment(inside: Inside, tmp_path: Path) -> None:
     job = asyncio.ensure_future(inside("touch up; sleep 3131; echo over"))
-    while not (tmp_path / "workspace" / "up").exists():  # noqa: ASYNC110  (another process is awaited)
+    while not (tmp_path / "workspace" / "up").exists():
         await asyncio.sleep(0.02)
     mark = f"QWENGYRE_RUN=inside{os.getpid()}"
     found = [p for p in psutil.process_iter() if p.name() == "bwrap" and mark in environment(p)]
@@ -177,13 +177,13 @@ async def test_without_control_groups_the_memory_limit_is_each_process_s(
         line = "ulimit -u; setsid sleep 27272 & echo over"
         assert (await box.run(["bash", "-c", line], log=tmp_path / "log")).code == 0
         assert str(limits.pids) in (tmp_path / "log").read_text()
-    while "sleep 27272" in processes():  # noqa: ASYNC110  (its namespace dies with it, at the kernel's pace)
+    while "sleep 27272" in processes():
         await asyncio.sleep(0.02)
 
 
 async def test_cancelling_leaves_nothing(inside: Inside, tmp_path: Path) -> None:
     job = asyncio.ensure_future(inside("touch up; setsid sleep 4242"))
-    while not (tmp_path / "workspace" / "up").exists():  # noqa: ASYNC110  (another process is awaited)
+    while not (tmp_path / "workspace" / "up").exists():
         await asyncio.sleep(0.02)
     job.cancel()
     await asyncio.wait({job})

@@ -311,7 +311,7 @@ async def test_an_execution_folder_from_before_a_kill_is_replaced(execute: Any, 
 
 
 async def started(path: Path) -> None:
-    while not path.exists():  # noqa: ASYNC110, ASYNC240  (another process is awaited)
+    while not path.exists():  # noqa: ASYNC240  (another process is awaited)
         await asyncio.sleep(0.02)
 
 

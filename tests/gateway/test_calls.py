@@ -354,5 +354,5 @@ async def delivered(harness: Harness, calls: set[int]) -> None:
 async def until(condition: Any) -> None:
     """Wait until a condition of the gateway's own state holds."""
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - a state of the gateway, not an event
+        while not condition():
             await asyncio.sleep(0.005)
