@@ -27,7 +27,7 @@ def trained(run_dir: Path) -> Counter[int]:
     return Counter(group for row in lines(run_dir / "metrics.jsonl") for group in row["groups"])
 
 
-@pytest.mark.parametrize("moment", ["placed", "settled", "step_closed"])
+@pytest.mark.parametrize("moment", ["placed", pytest.param("settled", marks=pytest.mark.chaos), "step_closed"])
 def test_kill_and_resume(tmp_path: Path, moment: str) -> None:
     """Fault point: SIGKILL of the command, at a random delay after the first event of the named kind."""
     run_dir = tmp_path / "run"
