@@ -19,7 +19,7 @@ test: setup
 	$(BIN)/pytest -q
 
 chaos: setup
-	$(BIN)/pytest -q -m chaos tests/chaos
+	$(BIN)/pytest -q -m chaos
 
 check: setup
 	$(BIN)/ruff check .
