@@ -14,8 +14,8 @@ def named(key: str, kind: str, builtin: dict[str, str]) -> Any:
     path = builtin.get(kind, kind)
     module, colon, name = path.partition(":")
     if not colon:
-        raise ConfigError(f"{key}='{kind}' is not known: {nearest(kind, list(builtin))}, or package.module:Name")
+        raise ConfigError(f"{key}='{kind}' is unknown: {nearest(kind, list(builtin))}, or package.module:Name")
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{key}='{kind}' cannot be loaded: {error}") from None
+        raise ConfigError(f"{key}='{kind}' cannot be imported: {error}") from None

@@ -1,6 +1,5 @@
 """A task set by name: `quickstart`, `letters`, `harbor` with a path, or `package.module:Class`."""
 
-import importlib
 from pathlib import Path
 
 from qwengyre.errors import ConfigError, nearest
@@ -8,6 +7,7 @@ from qwengyre.execution.tasksets.base import TaskSet
 from qwengyre.execution.tasksets.harbor import HarborTasks
 from qwengyre.execution.tasksets.letters import LettersTasks
 from qwengyre.execution.tasksets.quickstart import QuickstartTasks
+from qwengyre.plugin import named
 from qwengyre.types import Limits
 
 KINDS = ("quickstart", "letters", "harbor")
@@ -23,7 +23,9 @@ def build(  # noqa: PLR0913  (the keys of [tasks], and what caps them)
     these keyword arguments. Raises ConfigError, TaskError.
     """
     if ":" in kind:
-        return _import(kind)(path=path, count=count, split=split, seed=seed, folder=folder, limits=limits)
+        return named("tasks.kind", kind, {})(
+            path=path, count=count, split=split, seed=seed, folder=folder, limits=limits
+        )
     if kind == "quickstart":
         return QuickstartTasks(folder, split=split, seed=seed, count=count, limits=limits)
     if kind == "letters":
@@ -33,11 +35,3 @@ def build(  # noqa: PLR0913  (the keys of [tasks], and what caps them)
     if not path:
         raise ConfigError("tasks.kind='harbor' needs tasks.path: a task folder in Harbor format, or a folder of them")
     return HarborTasks(Path(path), limits=limits, count=count)
-
-
-def _import(kind: str) -> type:
-    module, _, name = kind.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"tasks.kind='{kind}' cannot be imported: {error}") from None
