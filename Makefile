@@ -16,7 +16,7 @@ demo: setup
 	$(BIN)/qwengyre train $(CONFIG)
 
 test: setup
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 4 --dist loadfile
 
 chaos: setup
 	$(BIN)/pytest -q -m chaos
