@@ -17,18 +17,33 @@ Mask = NDArray[np.bool_]
 
 
 class ExecutionId(NamedTuple):
-    """One execution: member `member` of group `group`. Its text form `12-3` names folders, files and HTTP fields."""
+    """One execution: member `member` of group `group`. Its text form `12-3` names folders, files and HTTP fields.
+
+    Those of an evaluation belong to no group, and are never trained: `of_evaluation(0, 3)`, in text `eval0-3`.
+    """
 
     group: int
     member: int
 
     def __str__(self) -> str:
-        return f"{self.group}-{self.member}"
+        return f"{self.group}-{self.member}" if self.group >= 0 else f"eval{self.evaluation}-{self.member}"
+
+    @classmethod
+    def of_evaluation(cls, evaluation: int, member: int) -> "ExecutionId":
+        """Member `member` of evaluation `evaluation` (from 0): its group number is below every group's."""
+        return cls(-1 - evaluation, member)
+
+    @property
+    def evaluation(self) -> int:
+        """The evaluation that it belongs to; negative for an execution that is trained."""
+        return -1 - self.group
 
     @classmethod
     def parse(cls, text: str) -> "ExecutionId":
         """Inverse of `str`. Raises ValueError on any other text."""
         group, member = text.split("-")
+        if group.startswith("eval"):
+            return cls.of_evaluation(int(group.removeprefix("eval")), int(member))
         return cls(int(group), int(member))
 
 
@@ -243,6 +258,7 @@ class Trajectory:
     `ids`, `logprobs` and `selected` have the path's length T. `selected` marks the targets this trajectory
     contributes: sampled, delivered, and not contributed by an earlier trajectory of the execution.
     `role` is the class of the leaf; `leaf` its row. `versions` are runs (end, version) over the selected targets.
+    `rows` (int32, T) is the tree's row of each sampled token, -1 for context and glue; None: not known.
     """
 
     execution: ExecutionId
@@ -253,19 +269,24 @@ class Trajectory:
     selected: Mask
     temperature: float
     versions: tuple[tuple[int, int], ...] = ()
+    rows: Ids | None = None
 
 
 @dataclass(frozen=True)
 class MicroStep:
     """The field's micro-batch: what a cell claims, runs forward and backward, and adds to its gradient.
 
-    `ids` are the concatenated sequences (int32, T tokens), `lengths` cut them (sum = T). `weights[t]` (float32) is
-    the weight of predicting `ids[t]` from the ids before it in its sequence: A_e / T_e for a selected target, else 0
-    (always 0 for the first token of a sequence). `logprobs[t]` is the recorded behaviour log-probability.
-    The weight travels with the data: a trainer does not know what an advantage is.
+    `ids` are the concatenated runs (int32, T tokens), `lengths` cut them (sum = T). Without `parents` each run is a
+    whole sequence (flat rows). Else it is a tree in depth-first order: run k continues the token `ids[parents[k]]` of
+    an earlier run (-1: it begins a sequence), so that a shared prefix stands once; each run still ends a sequence.
+    `weights[t]` (float32) is the weight of predicting `ids[t]` from the tokens before it in its sequence: A_e / T_e for
+    a selected target, else 0 (always 0 for the first token of a sequence). `logprobs[t]` is the recorded behaviour
+    log-probability. The weight travels with the data: a trainer does not know what an advantage is.
 
     Example: two sequences of 3 and 2 tokens, two targets of an execution with A = 0.5, T_e = 2
         ids [1 5 7 | 1 7], lengths (3, 2), weights [0 0 .25 | 0 .25]
+    the same as a tree
+        ids [1 5 7 | 7], lengths (3, 1), parents (-1, 0), weights [0 0 .25 | .25]
     """
 
     name: str
@@ -275,6 +296,7 @@ class MicroStep:
     weights: Floats
     logprobs: Floats
     temperature: float
+    parents: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -76,6 +76,29 @@ class Void(Action):
 
 
 @dataclass(frozen=True)
+class Evaluate(Action):
+    """Executions 0..count-1 of `evaluation` exist from now on, of weights with `step` steps, published as `version`.
+
+    They are queued before all others, and no burst begins until the last one is settled.
+    """
+
+    type: ClassVar[str] = "evaluate"
+    evaluation: int
+    count: int
+    step: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Evaluated(Action):
+    """The last execution of `evaluation` is settled: write down what it says of weights with `step` steps."""
+
+    type: ClassVar[str] = "evaluated"
+    evaluation: int
+    step: int
+
+
+@dataclass(frozen=True)
 class OpenStep(Action):
     """Optimizer step `step` begins: the ledger is empty and open."""
 
@@ -113,5 +136,6 @@ class Publish(Action):
 
 
 ACTIONS: dict[str, type[Action]] = {
-    a.type: a for a in (Dispatch, Place, Rehome, Move, Weigh, Void, OpenStep, Admit, CloseStep, Publish)
+    a.type: a
+    for a in (Dispatch, Place, Rehome, Move, Weigh, Void, Evaluate, Evaluated, OpenStep, Admit, CloseStep, Publish)
 }

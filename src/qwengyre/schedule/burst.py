@@ -1,6 +1,7 @@
-"""The order of a burst: boundary (dispatch) -> mu times (open, close) -> publish -> the next boundary."""
+"""The order of a burst: boundary (evaluate, dispatch) -> mu times (open, close) -> publish -> the next boundary."""
 
 from qwengyre.schedule.actions import CloseStep, Dispatch, OpenStep, Publish
+from qwengyre.schedule.evaluate import begin_evaluation, evaluation_over
 from qwengyre.schedule.lend import end_burst
 from qwengyre.schedule.state import Group, Phase, State
 from qwengyre.schedule.turn import Turn
@@ -8,8 +9,23 @@ from qwengyre.types import Role
 
 
 def boundary(turn: Turn) -> None:
-    """The published weights contain `step` steps: a burst begins, the only moment that dispatches."""
+    """The published weights contain `step` steps. They are evaluated, where that is due, before anything else."""
     turn.put(burst=turn.state.step)
+    if not begin_evaluation(turn):
+        _begin_burst(turn)
+
+
+def end_evaluation(turn: Turn) -> None:
+    """The boundary goes on when the last execution of its evaluation is settled."""
+    if evaluation_over(turn):
+        _begin_burst(turn)
+
+
+def _begin_burst(turn: Turn) -> None:
+    """The only moment that dispatches; after the last step, the end of the run."""
+    if turn.state.step == turn.state.plan.steps:
+        turn.put(phase=Phase.DONE)
+        return
     _dispatch(turn)
     open_step(turn)
     end_burst(turn)

@@ -34,7 +34,9 @@ def _one(state: State, index: int) -> Doing:
     if cell.incarnation < 0:
         return Doing.AWAY
     if cell.role is Role.ROLLOUT:
-        return Doing.ROLLOUT if cell.homes else Doing.IDLE
+        if not cell.homes:
+            return Doing.IDLE
+        return Doing.EVALUATION if all(e.evaluation >= 0 for e in cell.homes) else Doing.ROLLOUT
     if cell.role is Role.TRAINING:
         works = state.claimed > 0 or (index == 0 and state.phase is Phase.CLOSING)
         return Doing.TRAINING if works else Doing.IDLE

@@ -33,9 +33,14 @@ def lend(turn: Turn) -> None:
 def take_back(turn: Turn) -> None:
     """After a loss (or a smaller capacity) w > C_R is legal: the cells that joined last return at once.
 
-    A cell that trains while one before it does not returns as well (a move that failed half-way).
+    A cell that trains while one before it does not returns as well (a move that failed half-way). For an evaluation
+    all return, but those that train for good.
     """
     state = turn.state
+    if state.phase is Phase.EVALUATING:
+        for cell in reversed(state.training):
+            if cell >= state.plan.policy.least and state.cells[cell].role is Role.TRAINING:
+                _move(turn, cell, Role.ROLLOUT)
     if state.phase not in (Phase.OPEN, Phase.CLOSING):
         return
     for cell in reversed(state.training):

@@ -6,6 +6,7 @@ from typing import Any
 from qwengyre.schedule import events as ev
 from qwengyre.schedule.actions import Void, Weigh
 from qwengyre.schedule.burst import boundary, open_step
+from qwengyre.schedule.evaluate import give_up, visitor_ended, visitor_settled
 from qwengyre.schedule.state import NOWHERE, Life, Phase, Stage
 from qwengyre.schedule.turn import Turn
 from qwengyre.types import Role, Verdict
@@ -29,7 +30,8 @@ def _placed(turn: Turn, event: ev.Placed) -> None:
     state = turn.state
     if turn.answer(f"place {event.execution}"):
         running = state.executions[event.execution].but(life=Life.RUNNING)
-        turn.put(started=state.started + 1, executions=state.executions.set(event.execution, running))
+        trained = event.execution.evaluation < 0
+        turn.put(started=state.started + trained, executions=state.executions.set(event.execution, running))
 
 
 def _ended(turn: Turn, event: ev.Ended) -> None:
@@ -39,7 +41,11 @@ def _ended(turn: Turn, event: ev.Ended) -> None:
     turn.answer(f"place {event.execution}")
     turn.vacate(event.execution, execution.home)
     over = execution.but(life=Life.ENDED, home=NOWHERE)
-    turn.put(ended=turn.state.ended + 1, executions=turn.state.executions.set(event.execution, over))
+    turn.put(executions=turn.state.executions.set(event.execution, over))
+    if event.execution.evaluation >= 0:
+        visitor_ended(turn, event.execution, event.ending)
+    else:
+        turn.put(ended=turn.state.ended + 1)
 
 
 def _settled(turn: Turn, event: ev.Settled) -> None:
@@ -49,13 +55,14 @@ def _settled(turn: Turn, event: ev.Settled) -> None:
         return
     if execution.life is not Life.ENDED:
         raise ValueError(f"Settled({event.execution}) before its Ended: report Ended first")
+    turn.put(executions=state.executions.delete(event.execution))
+    if event.execution.evaluation >= 0:
+        visitor_settled(turn, event.execution)
+        return
     group = state.groups[event.execution.group]
     dropped = group.dropped + (event.verdict is Verdict.DROPPED)
     group = group.but(settled=group.settled + 1, dropped=dropped)
-    turn.put(
-        executions=state.executions.delete(event.execution),
-        groups=state.groups.set(event.execution.group, group),
-    )
+    turn.put(groups=state.groups.set(event.execution.group, group))
     if group.settled == state.plan.group_size:
         _complete(turn, event.execution.group)
 
@@ -164,10 +171,7 @@ def _published(turn: Turn, event: ev.Published) -> None:
         return
     turn.answer("publish")
     turn.put(version=event.version)
-    if state.step < state.plan.steps:
-        boundary(turn)
-    else:
-        turn.put(phase=Phase.DONE)
+    boundary(turn)
 
 
 def _rolled_back(turn: Turn, event: ev.RolledBack) -> None:
@@ -194,10 +198,8 @@ def _rolled_back(turn: Turn, event: ev.RolledBack) -> None:
     turn.put(
         ready=tuple(ready), core_lost=False, step=event.step, version=event.version, next_version=event.version + 1
     )
-    if event.step < state.plan.steps:
-        boundary(turn)
-    else:
-        turn.put(phase=Phase.DONE)
+    give_up(turn, event.step)
+    boundary(turn)
 
 
 _FOLD: dict[type[ev.Event], Callable[[Turn, Any], None]] = {

@@ -13,17 +13,26 @@ from qwengyre.types import ExecutionId
 
 
 def place_queued(turn: Turn) -> None:
-    """Queued executions go to the rollout cell with most free places (ties: the later cell), oldest first."""
+    """Queued executions go to the rollout cell with most free places (ties: the later cell): those of an evaluation
+    first, since training waits for it, then the oldest."""
     if not turn.state.queued:
         return
     rollout = turn.state.rollout
     while turn.state.queued and (cell := _emptiest(turn.state, rollout)) != NOWHERE:
-        state = turn.state
-        execution = state.execution(state.next_place)
-        started = Execution(Life.PLACING, cell, state.at)
-        turn.put(next_place=state.next_place + 1, executions=state.executions.set(execution, started))
+        execution = _leave_queue(turn)
+        started = Execution(Life.PLACING, cell, turn.state.at)
+        turn.put(executions=turn.state.executions.set(execution, started))
         turn.house(execution, cell)
         turn.ask(Place, f"place {execution}", execution=execution, cell=cell)
+
+
+def _leave_queue(turn: Turn) -> ExecutionId:
+    state, evaluation = turn.state, turn.state.evaluation
+    if evaluation is None or not evaluation.queued:
+        turn.put(next_place=state.next_place + 1)
+        return state.execution(state.next_place)
+    turn.put(evaluation=evaluation.but(placed=evaluation.placed + 1), visitors=state.visitors + 1)
+    return ExecutionId.of_evaluation(evaluation.number, evaluation.placed)
 
 
 def place_homeless(turn: Turn) -> None:

@@ -1,7 +1,7 @@
 """The plan of a run: the paper's letters, and the settings that make a policy. Nothing here changes during a run."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from qwengyre.errors import ConfigError, nearest
 
@@ -36,10 +36,32 @@ class Policy:
 
 
 @dataclass(frozen=True)
+class Evaluations:
+    """When published weights are evaluated: `count` executions, at boundaries of bursts; 0: never.
+
+    `before` the first step, at the first boundary after each `every` steps (0: not), and `after` the last step.
+    """
+
+    count: int = 0
+    every: int = 0
+    before: bool = False
+    after: bool = False
+
+    def due(self, step: int, steps: int, newest: int) -> bool:
+        """At the boundary of `step` of `steps`? `newest` is the step of the newest evaluation, -1: none."""
+        if not self.count or step <= newest:
+            return False
+        if step == 0:
+            return self.before
+        return (step == steps and self.after) or (self.every > 0 and step // self.every > max(newest, 0) // self.every)
+
+
+@dataclass(frozen=True)
 class Plan:
     """K elastic cells (0 is the core), S standalone ones after them; B groups a step, N executions a group.
 
-    `capacity` = C_e in executions, until a cell reports its own. Raises ConfigError for a plan that cannot run.
+    `capacity` = C_e in executions, until a cell reports its own. `steps` = 0 is a plan of one evaluation. Raises
+    ConfigError for a plan that cannot run.
     """
 
     cells: int
@@ -52,13 +74,15 @@ class Plan:
     phi: int = 0
     slack: int = 0
     policy: Policy = Policy()
+    evaluations: Evaluations = Evaluations()
 
     def __post_init__(self) -> None:
         """Refuse what cannot run, in one line."""
-        for name, least in (("cells", 1), ("groups_per_step", 1), ("group_size", 2), ("steps", 1), ("capacity", 1)):
+        for name, least in (("cells", 1), ("groups_per_step", 1), ("group_size", 2), ("capacity", 1)):
             _at_least(name, getattr(self, name), least)
         for name, least in (("standalone", 0), ("mu", 1), ("phi", 0), ("slack", 0)):
             _at_least(name, getattr(self, name), least)
+        _at_least("steps", self.steps, 0 if self.evaluations.before and self.evaluations.count else 1)
         least, most = self.policy.least, self.most_training
         if not 0 <= least <= most <= self.cells or most < 1:
             raise ConfigError(
@@ -68,7 +92,7 @@ class Plan:
             raise ConfigError(f"policy: all {self.cells} cells always train, none rolls out: add a cell or train fewer")
 
     @classmethod
-    def for_policy(cls, kind: str, *, training: int = 1, **letters: int) -> Self:
+    def for_policy(cls, kind: str, *, training: int = 1, **letters: Any) -> Self:
         """A plan whose policy has a name; `training` = a, the cells of `async` that always train."""
         return cls(**letters, policy=Policy.named(kind, training))
 

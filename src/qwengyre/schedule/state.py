@@ -11,6 +11,7 @@ from typing import Any, Self
 from immutables import Map
 
 from qwengyre.schedule.actions import Action
+from qwengyre.schedule.plan import Evaluations as Evaluations
 from qwengyre.schedule.plan import Plan as Plan
 from qwengyre.schedule.plan import Policy as Policy
 from qwengyre.types import ExecutionId, Role
@@ -24,6 +25,8 @@ class Phase(StrEnum):
 
     BEFORE = "before"
     """The run has not started."""
+    EVALUATING = "evaluating"
+    """A boundary waits: the published weights are evaluated, no cell trains."""
     OPEN = "open"
     """A step is open: groups enter it, cells train it."""
     CLOSING = "closing"
@@ -109,6 +112,37 @@ class Group(Frozen):
 
 
 @dataclass(frozen=True)
+class Evaluation(Frozen):
+    """The evaluation in progress, of weights with `step` steps.
+
+    Members from 0 on have a slot each (a sample of a task): member m < `count` has slot m, and member `count` + i runs
+    slot `again[i]` once more, whose execution was lost with its box or with the command.
+    """
+
+    number: int
+    step: int
+    count: int
+    again: tuple[int, ...] = ()
+    placed: int = 0
+    """Members that left the queue, in order."""
+    settled: int = 0
+
+    @property
+    def members(self) -> int:
+        """Executions so far, the queue included."""
+        return self.count + len(self.again)
+
+    @property
+    def queued(self) -> int:
+        """Executions that were never placed."""
+        return self.members - self.placed
+
+    def slot(self, member: int) -> int:
+        """The slot of a member."""
+        return member if member < self.count else self.again[member - self.count]
+
+
+@dataclass(frozen=True)
 class Asked:
     """An action that was asked and not answered, since when."""
 
@@ -147,6 +181,14 @@ class State(Frozen):
     ready: tuple[int, ...] = ()
     """Groups in READY, in the order in which they became so."""
     next_order: int = 0
+
+    # evaluations, whose executions are in no group
+    evaluation: Evaluation | None = None
+    next_evaluation: int = 0
+    evaluated: int = -1
+    """Steps in the newest weights that were evaluated (or are now), -1: none."""
+    visitors: int = 0
+    """Executions of evaluations that are placed and unfinished, also of one that a roll-back gave up."""
 
     # the burst, and its open step
     burst: int = 0
@@ -192,13 +234,14 @@ class State(Frozen):
 
     @property
     def queued(self) -> int:
-        """Dispatched and never placed."""
-        return self.dispatched - self.next_place
+        """Never placed: dispatched ones, and those of an evaluation."""
+        return self.dispatched - self.next_place + (self.evaluation.queued if self.evaluation else 0)
 
     @property
     def waterlevel(self) -> int:
-        """w(t) = d(t) - f(t): dispatched and unfinished, the queue included."""
-        return self.dispatched - self.ended
+        """w(t) = d(t) - f(t): dispatched and unfinished, the queue included; and those of evaluations."""
+        evaluation = self.visitors + (self.evaluation.queued if self.evaluation else 0)
+        return self.dispatched - self.ended + evaluation
 
     @property
     def outstanding(self) -> int:

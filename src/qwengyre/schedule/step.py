@@ -1,12 +1,13 @@
 """The scheduler: `step(state, event) -> (state, actions)`. Observe the event, then apply the rules of a burst in order.
 
     observe    the event becomes part of the state; at a boundary new groups are dispatched and lent cells return
+    evaluate   an evaluation whose executions are all settled ends, and its boundary goes on
     join       a restarted cell takes executions again
     place      homeless executions first, then the queue
     admit      finished groups enter the open step
     close      the optimizer, when a full step is trained
     publish    new weights, when the burst is over and no cell is in transit
-    take back  a training cell returns when executions are short of places
+    take back  a training cell returns when executions are short of places, or for an evaluation
     lend       the next cell goes to train
 
 Pure: the same state and event give the same answer, here, in a replay and in the simulator.
@@ -14,7 +15,7 @@ Pure: the same state and event give the same answer, here, in a replay and in th
 
 from qwengyre.schedule.actions import Action
 from qwengyre.schedule.admit import admit
-from qwengyre.schedule.burst import close_step, publish
+from qwengyre.schedule.burst import close_step, end_evaluation, publish
 from qwengyre.schedule.events import Event
 from qwengyre.schedule.lend import join_waiting, lend, take_back
 from qwengyre.schedule.observe import observe
@@ -33,6 +34,7 @@ def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
     """The next state, and what the world is asked to begin. Raises ValueError for an event that cannot be."""
     turn = Turn(state)
     observe(turn, event)
+    end_evaluation(turn)
     if turn.state.phase not in (Phase.BEFORE, Phase.DONE):
         _decide(turn)
     return turn.state, tuple(turn.actions)
