@@ -42,7 +42,18 @@ def embedded(name: str, version: int) -> Engine:
     return EmbeddedEngine(Qwen3ForCausalLM(config), name=name, eos_ids=[], window=512, version=version)
 
 
-IMPLEMENTATIONS: dict[str, Callable[[str, int], Engine]] = {"embedded": embedded}
+def scripted(name: str, version: int) -> Engine:
+    """Forced answers; the model samples where the test's prompt is no conversation."""
+    from qwengyre.engine.scripted import ScriptedEngine
+    from qwengyre.model import load
+
+    folder = load.resolve("tiny-long")
+    model = load.causal_lm(folder)
+    script = "qwengyre.engine.script:sampled"
+    return ScriptedEngine(model, script=script, name=name, eos_ids=[], window=512, version=version)
+
+
+IMPLEMENTATIONS: dict[str, Callable[[str, int], Engine]] = {"embedded": embedded, "scripted": scripted}
 if given := os.environ.get("QWENGYRE_ENGINE"):
     module, _, attribute = given.partition(":")
     IMPLEMENTATIONS = {given: getattr(importlib.import_module(module), attribute)}

@@ -96,7 +96,7 @@ def test_resolving_a_built_model_is_light(cache, folder):
 def test_a_build_that_dies_leaves_nothing_that_looks_complete(tmp_path):
     code = (
         "import os, sys; import qwengyre.model.load as load, qwengyre.model.tiny as tiny\n"
-        "tiny._write_tokenizer = lambda folder: ((folder / 'half').touch(), os.kill(os.getpid(), 9))\n"
+        "tiny._write_tokenizer = lambda folder, *_: ((folder / 'half').touch(), os.kill(os.getpid(), 9))\n"
         "load.resolve('tiny')"
     )
     assert python(code, QWENGYRE_CACHE=str(tmp_path)).returncode == -9

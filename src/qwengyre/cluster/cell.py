@@ -31,7 +31,10 @@ from qwengyre.types import MicroStep
 
 R = TypeVar("R")
 
-ENGINES = {"embedded": "qwengyre.engine.embedded:EmbeddedEngine"}
+ENGINES = {
+    "embedded": "qwengyre.engine.embedded:EmbeddedEngine",
+    "scripted": "qwengyre.engine.scripted:ScriptedEngine",
+}
 TRAINERS = {"torch": "qwengyre.trainer.torch:TorchTrainer"}
 WEIGHTS = {"local": "qwengyre.transfer.weights:LocalWeights", "ray": "qwengyre.transfer.ray:RayWeights"}
 

@@ -347,9 +347,12 @@ class EmbeddedEngine:
         shape = kv_shape(self._model)
         decoder = choose_decoder(self._model, self._window)
         chunk = chunk_tokens(sum(parameter.numel() for parameter in self._model.parameters()), shape.device)
-        self._batch = Batch(decoder, shape, self._window, self._max_batch, self._kv_tokens, chunk)
+        self._batch = self._make_batch(decoder, shape, self._window, self._max_batch, self._kv_tokens, chunk)
         self._batch.version, self._batch.keep_kv = self._version, self._keep_kv
         return self._batch
+
+    def _make_batch(self, *args: Any) -> Batch:
+        return Batch(*args)
 
     def _step(self, batch: Batch) -> None:
         before, started = batch.counts["prefill_tokens"], time.perf_counter()

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 DEFAULT = "smollm2-135m-instruct"
-TINY = "tiny"
-BUILT = {DEFAULT: "smollm2-135m-instruct-1", TINY: "tiny-1"}
+TINY, LONG = "tiny", "tiny-long"
+BUILT = {DEFAULT: "smollm2-135m-instruct-1", TINY: "tiny-1", LONG: "tiny-long-1"}
 """Names that are built into the cache -> folder name there; the number grows when what is built changes."""
 TEMPLATE = Path(__file__).parent / "templates" / "chatml_tools.jinja"
 END_OF_TURN = "<|im_end|>"
@@ -124,7 +124,7 @@ def _built(name: str, cache: Path, progress: Callable[[str], None]) -> Path:
     from filelock import FileLock
 
     from qwengyre.model.convert import smollm2
-    from qwengyre.model.tiny import tiny
+    from qwengyre.model.tiny import tiny, tiny_long
 
     folder = cache / BUILT[name]
     try:
@@ -132,7 +132,8 @@ def _built(name: str, cache: Path, progress: Callable[[str], None]) -> Path:
         if not folder.is_dir():
             with FileLock(cache / f".{folder.name}.lock"):
                 if not folder.is_dir():
-                    _build(folder, lambda scratch: smollm2(scratch, progress) if name == DEFAULT else tiny(scratch))
+                    builders = {TINY: tiny, LONG: tiny_long, DEFAULT: lambda scratch: smollm2(scratch, progress)}
+                    _build(folder, builders[name])
                     progress(f"model {name}: ready in {folder}")
         _refresh_template(folder)
     except OSError as error:
