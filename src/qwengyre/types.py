@@ -3,6 +3,7 @@
 Query -> ExecutionId -> ModelCall -> (Tree) -> Trajectory -> MicroStep
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
@@ -258,7 +259,7 @@ class Trajectory:
     `ids`, `logprobs` and `selected` have the path's length T. `selected` marks the targets this trajectory
     contributes: sampled, delivered, and not contributed by an earlier trajectory of the execution.
     `role` is the class of the leaf; `leaf` its row. `versions` are runs (end, version) over the selected targets.
-    `rows` (int32, T) is the tree's row of each sampled token, -1 for context and glue; None: not known.
+    `rows` (int32, T) is the tree's row of each sampled token, -1 for context and glue.
     """
 
     execution: ExecutionId
@@ -268,8 +269,8 @@ class Trajectory:
     logprobs: Floats
     selected: Mask
     temperature: float
+    rows: Ids
     versions: tuple[tuple[int, int], ...] = ()
-    rows: Ids | None = None
 
 
 @dataclass(frozen=True)
@@ -302,3 +303,24 @@ class MicroStep:
     def tokens(self) -> int:
         """T."""
         return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """How far something slow is that a command does before a run: told again and again, the last time with `over`.
+
+    One that is told once, `over`, is a plain message. `total` 0: not known. `unit`: "B" for bytes, else a plural noun.
+    """
+
+    what: str
+    done: float = 0.0
+    total: float = 0.0
+    unit: str = ""
+    over: bool = False
+
+    def __str__(self) -> str:
+        return self.what
+
+
+Progress = Callable[[Phase], None]
+"""Who is told of phases: the terminal, or nobody."""

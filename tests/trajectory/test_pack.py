@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,7 +50,11 @@ def scored(*scores: float) -> dict[int, Settlement]:
 def flat(length: int, temperature: float = 0.8) -> Weighted:
     weights = np.zeros(length, np.float32)
     weights[-1] = 1
-    return Weighted(np.full(length, length, np.int32), weights, -weights, temperature)
+    return Weighted(np.full(length, length, np.int32), weights, -weights, temperature, np.full(length, length))
+
+
+def sized(tokens: int) -> Recipe:
+    return replace(RECIPE, microstep_tokens=tokens)
 
 
 def test_the_story_of_a_group():
@@ -92,28 +98,35 @@ def test_equal_scores_and_missing_trees_make_no_rows():
 def test_a_tail_without_targets_is_not_carried():
     selected = np.array([False, True, True, False, False])
     path = Trajectory(
-        ExecutionId(0, 0), 0, "main", np.arange(5, dtype=np.int32), np.full(5, -1, np.float32), selected, 1.0
+        execution=ExecutionId(0, 0),
+        leaf=0,
+        role="main",
+        ids=np.arange(5, dtype=np.int32),
+        logprobs=np.full(5, -1, np.float32),
+        selected=selected,
+        temperature=1.0,
+        rows=np.zeros(5, np.int32),
     )
     assert weighted(path, 0.25).weights.tolist() == [0, 0.25, 0.25]
     assert weighted(path, 0.25).logprobs.tolist() == [0, -1, -1]
 
 
 def test_micro_steps_are_bounded_and_hold_like_lengths():
-    micro_steps = pack(2, [flat(n) for n in (10, 40, 30, 100, 20, 10)], 64, 256)
-    assert [m.lengths for m in micro_steps] == [(100,), (40, 20), (30, 10, 10)]
+    micro_steps = pack(2, [flat(n) for n in (10, 30, 30, 100, 20, 10)], sized(64))
+    assert [m.lengths for m in micro_steps] == [(100,), (30, 30), (20, 10, 10)]
     assert [m.name for m in micro_steps] == ["g2.0", "g2.1", "g2.2"]
     assert all(sum(m.lengths) == len(m.ids) == len(m.weights) == len(m.logprobs) for m in micro_steps)
 
 
 def test_a_micro_step_has_one_temperature():
-    micro_steps = pack(0, [flat(10), flat(10, 1.0), flat(10)], 64, 256)
+    micro_steps = pack(0, [flat(10), flat(10, 1.0), flat(10)], RECIPE)
     assert [(m.temperature, m.lengths) for m in micro_steps] == [(0.8, (10, 10)), (1.0, (10,))]
 
 
 def test_a_sequence_that_cannot_be_trained_is_an_error():
     with pytest.raises(ValueError, match="group 4: a trajectory of 257 tokens, at most 256"):
-        pack(4, [flat(257)], 64, 256)
-    assert [m.lengths for m in pack(4, [flat(256)], 64, 256)] == [(256,)]
+        pack(4, [flat(257)], RECIPE)
+    assert [m.lengths for m in pack(4, [flat(256)], RECIPE)] == [(256,)]
 
 
 def test_weighing_twice_gives_the_same_bytes():
@@ -129,7 +142,7 @@ def test_weighing_twice_gives_the_same_bytes():
 
 @pytest.mark.parametrize(("tokens", "first"), [(1, 1), (10, 1), (49, 1), (50, 2), (69, 2), (70, 3)])
 def test_a_split_cuts_between_sequences_and_loses_nothing(tokens: int, first: int):
-    (whole,) = pack(2, [flat(n) for n in (30, 20, 20, 10)], 100, 256)
+    (whole,) = pack(2, [flat(n) for n in (30, 20, 20, 10)], sized(100))
     head, rest = split(whole, tokens)
     assert rest is not None
     assert len(head.lengths) == first
@@ -141,7 +154,7 @@ def test_a_split_cuts_between_sequences_and_loses_nothing(tokens: int, first: in
 
 
 def test_parts_of_parts_have_names_of_their_own():
-    (whole,) = pack(2, [flat(10)] * 4, 100, 256)
+    (whole,) = pack(2, [flat(10)] * 4, sized(100))
     head, rest = split(whole, 10)
     assert rest is not None
     assert [p.name for p in split(rest, 10) if p] == ["g2.0/1-2", "g2.0/2-4"]

@@ -77,9 +77,9 @@ class Driver:
         """Create the actors, run, return the summary. Raises QwenGyreError, KeyboardInterrupt."""
         specs = self.specs
         near, places = _placement(specs)
-        control = self._actor(
-            Control, "control", ControlSpec(specs.config, specs.run_dir, specs.prepared.window, _machine(specs)), near
-        )
+        window, depth = specs.prepared.window, specs.prepared.tree_depth
+        spec = ControlSpec(specs.config, specs.run_dir, window, depth, _machine(specs))
+        control = self._actor(Control, "control", spec, near)
         gateway = self._actor(GatewayProcess, "gateway-0", specs.gateway(), near)
         box = self._actor(Box, "box-0", specs.box(), near)
         cells = tuple(self._actor(Cell, f"cell-{i}", specs.cell(i), place) for i, place in enumerate(places))

@@ -1,4 +1,4 @@
-"""Micro-steps to padded batches: rows of like length, and the positions whose logits are needed.
+"""Micro-steps to what a model runs: padded rows of like length, or one tree, and where logits are needed.
 
 Padding stands on the right: under causal attention no real token sees it, so no attention mask is needed, and the
 same batch is exact for every causal model of transformers (sliding windows and recurrent layers too).
@@ -12,13 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qwengyre.trainer.attention import Ancestry, Tree
+from qwengyre.trajectory import runs
+from qwengyre.types import MicroStep
+
 PADDING = 0.125
 """A row may be shorter than its batch by this fraction; a shorter one begins the next batch."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows of a micro-step, right-padded, B x L.
+    """Some rows of a micro-step, right-padded, B x L; or a tree, 1 x T, with the positions of its tokens.
 
     `rows_N` are the flat positions (in B*L) whose logits predict the N targets; `targets_N` the indices of these
     targets among the micro-step's tokens.
@@ -27,6 +31,21 @@ class Batch:
     ids_BL: Tensor
     rows_N: Tensor
     targets_N: Tensor
+    positions_BL: Tensor | None = None
+    tree: Tree | None = None
+
+
+def tree_batch(micro_step: MicroStep, wanted: np.ndarray) -> Batch:
+    """The whole tree in one row. `wanted` (bool, T) marks the targets; a sequence's first token is none."""
+    before = runs.before(micro_step)
+    targets = np.flatnonzero(wanted)
+    return Batch(
+        torch.from_numpy(micro_step.ids.astype(np.int64))[None],
+        torch.from_numpy(before[targets]),
+        torch.from_numpy(targets),
+        torch.from_numpy(runs.depths(micro_step))[None],
+        Tree(Ancestry(runs.ends(micro_step), before)),
+    )
 
 
 def batches(ids: Tensor, lengths: Sequence[int], wanted: np.ndarray) -> list[Batch]:

@@ -15,8 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from qwengyre.errors import MachineError, RunError
-from qwengyre.trainer.batch import Batch, batches
+from qwengyre.trainer.batch import Batch, batches, tree_batch
+from qwengyre.trainer.forward import forward, runs_trees
 from qwengyre.trainer.loss import LOSSES, entropy, mismatch, target_logprobs
+from qwengyre.trainer.shape import tree_depth
+from qwengyre.trajectory.runs import depths, flattened
 from qwengyre.types import Floats, Ids, MicroStep
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ class TorchTrainer:
         self._loss = LOSSES[loss]
         self._clip_norm = clip_norm
         self._source = source
+        self._tree_depth: int | None = None  # not known before the first tree comes
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         assert all(p.dtype == torch.float32 for p in self._parameters.values()), "parameters must be fp32"
         self._optimizer = (
@@ -77,11 +81,13 @@ class TorchTrainer:
     def accumulate(self, micro_step: MicroStep) -> dict[str, float]:
         """Add the gradient of `micro_step`; returns the sums that `trainer.base` names. Without weights: no work."""
         sums: dict[str, float] = dict.fromkeys(SUMS, 0.0)
+        if micro_step.parents and not self._can_share(micro_step):
+            micro_step = flattened(micro_step)
         sums["tokens"] = float(micro_step.tokens)
         ids = torch.from_numpy(micro_step.ids.astype(np.int64))
         weights = torch.tensor(micro_step.weights)
         recorded = torch.tensor(micro_step.logprobs)
-        for batch in batches(ids, micro_step.lengths, micro_step.weights != 0):
+        for batch in self._batches(micro_step, ids):
             at = batch.targets_N
             logits_NV = self._logits(batch)
             logp_N = target_logprobs(logits_NV, ids[at], micro_step.temperature)
@@ -193,12 +199,25 @@ class TorchTrainer:
         torch.set_rng_state(state["rng"])
         self._model.zero_grad(set_to_none=True)
 
+    def _can_share(self, micro_step: MicroStep) -> bool:
+        """Whether this model gives the tree's gradient in one pass; what the packing assumed of it is not trusted."""
+        if self._tree_depth is None:
+            limit = tree_depth(self._model.config.to_dict())
+            self._tree_depth = limit if limit and runs_trees(self._model) else 0
+        return int(depths(micro_step).max()) < self._tree_depth
+
+    def _batches(self, micro_step: MicroStep, ids: Tensor) -> list[Batch]:
+        wanted = micro_step.weights != 0
+        if not micro_step.parents:
+            return batches(ids, micro_step.lengths, wanted)
+        return [tree_batch(micro_step, wanted)] if wanted.any() else []
+
     def _logits(self, batch: Batch) -> Tensor:
         """Logits, N x V, at `batch.rows_N` only."""
         head = self._model.get_output_embeddings()
         assert head is not None, "a causal model has output embeddings"
         with _only(head, batch.rows_N):
-            return self._model(input_ids=batch.ids_BL, use_cache=False).logits
+            return forward(self._model, batch)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 
 from qwengyre.trajectory.roles import PRIORITY, LeafRole
 from qwengyre.trajectory.tree import ROOT, Tree
-from qwengyre.types import ExecutionId, Kind, Trajectory
+from qwengyre.types import ExecutionId, Ids, Kind, Trajectory
 
 _STREAM = 0x53454C
 """Keeps this use of the run's seed apart from every other one."""
@@ -91,7 +91,15 @@ def trajectory(tree: Tree, pick: Pick, execution: ExecutionId) -> Trajectory:
         selected=selected,
         temperature=temperatures.pop(),
         versions=_versions(tree, pick),
+        rows=_sampled_rows(tree, pick.leaf),
     )
+
+
+def _sampled_rows(tree: Tree, leaf: int) -> Ids:
+    """The row of each sampled token of the path, -1 elsewhere (int32, T)."""
+    rows = tree.path(leaf)
+    named = np.array([row if tree.kinds[row] is Kind.SAMPLED else -1 for row in rows], np.int32)
+    return np.repeat(named, [len(tree.ids(row)) for row in rows])
 
 
 def _versions(tree: Tree, pick: Pick) -> tuple[tuple[int, int], ...]:
