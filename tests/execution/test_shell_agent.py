@@ -67,6 +67,12 @@ async def test_the_first_block_is_run_and_success_ends_it(act: Act) -> None:
     assert lines[2]["command"]["output"] == "/app\n1000\n"
 
 
+async def test_the_example_is_a_knob(act: Act) -> None:
+    example = ["List the files. Then print the date.", "ls\ndate"]
+    _, script, _, _ = await act(ShellHarness(example=example), [(bash("true"), "stop")])
+    assert [m["content"] for m in script.requests[0]["messages"][1:3]] == [example[0], "```bash\nls\ndate\n```"]
+
+
 @pytest.mark.parametrize(
     ("reply", "finish", "error"),
     [
@@ -157,7 +163,14 @@ def test_args_are_checked() -> None:
         build("shell", args={"max_turn": 3})
     with pytest.raises(ConfigError, match=r"harness.args.style='blok' is unknown: did you mean 'block'\?"):
         build("shell", args={"style": "blok"})
-    for args in ({"max_turns": -1}, {"max_turns": True}, {"max_turns": 1.5}, {"command_timeout_s": 0}):
+    for args in (
+        {"max_turns": -1},
+        {"max_turns": True},
+        {"max_turns": 1.5},
+        {"command_timeout_s": 0},
+        {"example": ["ls"]},
+        {"example": [1, 2]},
+    ):
         with pytest.raises(ConfigError, match="expected"):
             build("shell", args=args)
     with pytest.raises(ConfigError, match=r"harness.kind='shel' is unknown: did you mean 'shell'\?"):

@@ -1,6 +1,7 @@
 """Generated task sets: format, splits, seeds, and the score of each family's whole, part and nothing in real boxes."""
 
 import json
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ from qwengyre.execution.harnesses.command import CommandHarness
 from qwengyre.execution.runner import Runner
 from qwengyre.execution.tasksets import letters, quickstart
 from qwengyre.execution.tasksets.build import build
-from qwengyre.types import Limits, Verdict
+from qwengyre.types import Limits, Query, Verdict
 
 Make = Callable[..., Runner]
 
@@ -23,11 +24,18 @@ def made(kind: str, folder: Path, limits: Limits, **changes: Any) -> Any:
     return build(kind, **{**values, **changes})
 
 
+FAMILIES = [kind for (kind,) in quickstart.KINDS]
+
+
+def kind_of(query: Query) -> str:
+    return query.name.partition("-")[2]
+
+
 def test_five_consecutive_queries_hold_one_of_each_family(tmp_path: Path, limits: Limits) -> None:
     tasks = made("quickstart", tmp_path, limits)
     assert len(tasks) == 10
     for start in (0, 5):
-        assert [tasks[start + n].name.split("-")[-1] for n in range(5)] == list(quickstart.FAMILIES)
+        assert [kind_of(tasks[start + n]) for n in range(5)] == FAMILIES
     heads = ["Create a folder named ", "Create the folders ", "Copy the file ", "Rename the file ", "Delete the file "]
     for index, head in enumerate(heads):
         assert tasks[index].instruction.startswith(head)
@@ -40,6 +48,26 @@ def test_the_same_seed_gives_the_same_tasks_whatever_the_count(tmp_path: Path, l
     other = made("quickstart", tmp_path, limits, seed=4, count=20)
     assert [q.instruction for q in many] != [q.instruction for q in other]
     assert len({q.instruction for q in many}) == 20
+
+
+def test_two_parts_are_two_families_over_names_of_their_own(tmp_path: Path, limits: Limits) -> None:
+    tasks = made("two-part", tmp_path, limits)
+    assert [kind_of(tasks[n]) for n in range(5)] == ["-".join(pair) for pair in quickstart.PAIRS]
+    assert [kind_of(tasks[n]) for n in range(5, 10)] == ["-".join(pair) for pair in quickstart.PAIRS]
+    assert re.fullmatch(r"Create a folder named \w+\. Then copy the file \w+\.\w+ to \w+\.\w+\.", tasks[0].instruction)
+    for index in range(10):
+        first, second = json.loads((Path(tasks[index].tests) / "case.json").read_text())["parts"]
+        assert not {*first["files"], *first["new"]} & {*second["files"], *second["new"]}
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+@pytest.mark.parametrize("kinds", [quickstart.KINDS, quickstart.PAIRS])
+def test_many_variants(kinds: Any, split: str) -> None:
+    words = len(quickstart._WORDS[split])
+    texts = {quickstart.task(5 * turn, split, 3, kinds).instruction for turn in range(words)}
+    assert len(texts) == words >= 80  # a kind repeats no first name before all were used
+    again = {quickstart.task(5 * turn, split, 3, kinds).instruction for turn in range(words, 2 * words)}
+    assert len(again) == words
 
 
 def test_splits_share_no_word() -> None:
@@ -76,20 +104,21 @@ def test_kinds(tmp_path: Path, limits: Limits) -> None:
         made("no.such:Thing", folder, limits)
 
 
-EXPECTED = {
-    "mkdir": (1.0, 0.5, 0.0),
-    "mkdir3": (1.0, 0.333333, 0.0),
-    "copy": (1.0, 0.2, 0.0),
-    "move": (1.0, 0.6, 0.0),
-    "delete": (1.0, 0.5, 0.0),
-}
+SCORES = [
+    ("quickstart", 0, (1.0, 0.5, 0.0)),
+    ("quickstart", 1, (1.0, 0.333333, 0.0)),
+    ("quickstart", 2, (1.0, 0.2, 0.0)),
+    ("quickstart", 3, (1.0, 0.6, 0.0)),
+    ("quickstart", 4, (1.0, 0.5, 0.0)),
+    *(("two-part", index, (1.0, 0.5, 0.0)) for index in range(5)),
+]
 
 
-@pytest.mark.parametrize("family", quickstart.FAMILIES)
+@pytest.mark.parametrize(("kind", "index", "expected"), SCORES)
 async def test_quickstart_scores(
-    family: str, tmp_path: Path, limits: Limits, runner: Make, gateway: Path, not_queued: Any
+    kind: str, index: int, expected: Any, tmp_path: Path, limits: Limits, runner: Make, gateway: Path, not_queued: Any
 ) -> None:
-    query = made("quickstart", tmp_path / "tasks", limits)[quickstart.FAMILIES.index(family)]
+    query = made(kind, tmp_path / "tasks", limits)[index]
     solution = f"{query.metadata['folder']}/solution"
     scores = []
     for number, command in enumerate((["sh", f"{solution}/solve.sh"], ["sh", f"{solution}/half.sh"], ["true"])):
@@ -98,7 +127,7 @@ async def test_quickstart_scores(
         settled = await run.settle(f"0-{number}", query, ending)
         assert settled.verdict is Verdict.SCORED
         scores.append(settled.score)
-    assert tuple(scores) == EXPECTED[family]
+    assert tuple(scores) == expected
 
 
 HOSTILE = {
@@ -113,9 +142,9 @@ HOSTILE = {
 async def test_quickstart_is_not_fooled(
     family: str, most: float, tmp_path: Path, limits: Limits, runner: Make, gateway: Path, not_queued: Any
 ) -> None:
-    query = made("quickstart", tmp_path / "tasks", limits)[quickstart.FAMILIES.index(family)]
-    case = json.loads((Path(query.tests) / "case.json").read_text())
-    line = HOSTILE[family].format(old=case.get("old"), new=case.get("new", [""])[0])
+    query = made("quickstart", tmp_path / "tasks", limits)[FAMILIES.index(family)]
+    (part,) = json.loads((Path(query.tests) / "case.json").read_text())["parts"]
+    line = HOSTILE[family].format(old=part["old"], new=(part["new"] or [""])[0])
     run = runner(CommandHarness(["bash", "-c", line]))
     ending = await run.run("0-0", query, token="t", socket=gateway, queued_s=not_queued)
     assert (await run.settle("0-0", query, ending)).score <= most

@@ -1,4 +1,4 @@
-"""A task set by name: `quickstart`, `letters`, `harbor` with a path, or `package.module:Class`."""
+"""A task set by name: `quickstart`, `two-part` (harder), `letters`, `harbor` with a path, or `package.module:Class`."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from qwengyre.execution.tasksets.quickstart import QuickstartTasks
 from qwengyre.plugin import named
 from qwengyre.types import Limits
 
-KINDS = ("quickstart", "letters", "harbor")
+KINDS = ("quickstart", "two-part", "letters", "harbor")
 
 
 def build(  # noqa: PLR0913  (the keys of [tasks], and what caps them)
@@ -26,8 +26,9 @@ def build(  # noqa: PLR0913  (the keys of [tasks], and what caps them)
         return named("tasks.kind", kind, {})(
             path=path, count=count, split=split, seed=seed, folder=folder, limits=limits
         )
-    if kind == "quickstart":
-        return QuickstartTasks(folder, split=split, seed=seed, count=count, limits=limits)
+    if kind in ("quickstart", "two-part"):
+        hard = kind == "two-part"
+        return QuickstartTasks(folder, split=split, seed=seed, count=count, limits=limits, two_part=hard)
     if kind == "letters":
         return LettersTasks(folder, split=split, seed=seed, count=count, limits=limits)
     if kind != "harbor":

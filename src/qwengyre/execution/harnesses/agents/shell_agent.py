@@ -1,7 +1,9 @@
 """A small agent: asks a model over OpenAI chat, runs the bash it answers. Standard library only.
 
-shell_agent.py STYLE MAX_TURNS COMMAND_SECONDS     with OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL in the environment
-and the instruction in ~/instruction.md. Every request, answer and command is one JSON line on standard output.
+    shell_agent.py STYLE MAX_TURNS COMMAND_SECONDS REQUEST COMMAND
+
+with OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL in the environment and the instruction in ~/instruction.md. REQUEST
+and COMMAND are the one example of style `block`. Every request, answer and command is one JSON line on standard output.
 """
 
 import contextlib
@@ -17,7 +19,6 @@ import urllib.error
 import urllib.request
 
 SYSTEM = "Answer with one bash command in a fenced block."
-EXAMPLE = ("List the files.", "```bash\nls\n```")
 BLOCK = re.compile(r"```(?:bash|sh)[ \t]*\n(.*?)```", re.DOTALL)
 TOOL = {
     "type": "function",
@@ -98,12 +99,12 @@ def run(command, limit_s):
     return code, text
 
 
-def block(instruction, turns, limit_s):
+def block(instruction, turns, limit_s, request, command):
     """Run the first block of a reply; when it fails, is missing or was cut, say so and ask again."""
     messages = [
         {"role": "system", "content": SYSTEM},
-        {"role": "user", "content": EXAMPLE[0]},
-        {"role": "assistant", "content": EXAMPLE[1]},
+        {"role": "user", "content": request},
+        {"role": "assistant", "content": f"```bash\n{command}\n```"},
         {"role": "user", "content": instruction},
     ]
     for _ in range(turns):
@@ -123,7 +124,7 @@ def block(instruction, turns, limit_s):
         messages.append({"role": "user", "content": f"Error: {trouble[:60]}\nTry again."})
 
 
-def answer(instruction, turns, limit_s):
+def answer(instruction, turns, limit_s, *_):
     """A reply, asked for anew until the turns are over; the last one is written into answer.txt as it is."""
     messages = [{"role": "user", "content": instruction}]
     for turn in range(turns):
@@ -134,7 +135,7 @@ def answer(instruction, turns, limit_s):
         file.write(reply)
 
 
-def tools(instruction, turns, limit_s):
+def tools(instruction, turns, limit_s, *_):
     """Run the calls of the bash tool until a reply has none."""
     messages = [{"role": "user", "content": instruction}]
     for _ in range(turns):
@@ -165,7 +166,9 @@ def main(words):
     """The style by its name."""
     with open(os.path.expanduser("~/instruction.md"), encoding="utf-8") as file:
         instruction = file.read()
-    {"block": block, "answer": answer, "tools": tools}[words[0]](instruction, int(words[1]), float(words[2]))
+    {"block": block, "answer": answer, "tools": tools}[words[0]](
+        instruction, int(words[1]), float(words[2]), *words[3:]
+    )
 
 
 if __name__ == "__main__":

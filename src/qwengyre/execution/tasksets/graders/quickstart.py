@@ -27,30 +27,31 @@ def folder(name: str) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def score(case: dict, paths: "dict[str, str | None]") -> float:
-    """The share of the task that is done, before unexpected paths count."""
-    kind, files = case["kind"], case["files"]
+def score(part: dict, paths: "dict[str, str | None]") -> float:
+    """The share of one part that is done, before unexpected paths count."""
+    kind, files, old, new = part["kind"], part["files"], part["old"], part["new"]
     if kind in ("mkdir", "mkdir3"):
-        return sum(folder(name) for name in case["new"]) / len(case["new"])
+        return sum(folder(name) for name in new) / len(new)
     if kind == "delete":
-        return float(case["old"] not in paths and paths.get(case["keep"]) == files[case["keep"]])
-    old, new = case["old"], case["new"][0]
-    equal = paths.get(new) == files[old]
+        kept = all(paths.get(name) == text for name, text in files.items() if name != old)
+        return float(old not in paths and kept)
+    equal = paths.get(new[0]) == files[old]
     if kind == "copy":
-        return 0.2 * (new in paths) + 0.8 * (equal and paths.get(old) == files[old])
-    return 0.2 * (new in paths) + 0.4 * equal + 0.4 * (equal and old not in paths)
+        return 0.2 * (new[0] in paths) + 0.8 * (equal and paths.get(old) == files[old])
+    return 0.2 * (new[0] in paths) + 0.4 * equal + 0.4 * (equal and old not in paths)
 
 
 def main() -> None:
-    """Grade, halve for any path that is neither given nor asked for, and write the reward at once."""
-    case = json.loads((TESTS / "case.json").read_text())
+    """The mean of the parts, halved for any path that is neither given nor asked for, written at once."""
+    parts = json.loads((TESTS / "case.json").read_text())["parts"]
     paths = found()
-    reward = score(case, paths)
-    unexpected = sorted(set(paths) - set(case["files"]) - set(case.get("new", [])))
+    reward = sum(score(part, paths) for part in parts) / len(parts)
+    known = {name for part in parts for name in (*part["files"], *part["new"])}
+    unexpected = sorted(set(paths) - known)
     reward = reward / 2 if unexpected else reward
-    part = OUT / "reward.part"
-    part.write_text(json.dumps({"reward": round(reward, 6), "unexpected": len(unexpected)}))
-    part.replace(OUT / "reward.json")
+    unfinished = OUT / "reward.part"
+    unfinished.write_text(json.dumps({"reward": round(reward, 6), "unexpected": len(unexpected)}))
+    unfinished.replace(OUT / "reward.json")
 
 
 if __name__ == "__main__":
