@@ -5,7 +5,7 @@ Imported by `cli` and `cluster` only; everything else receives plain values. Few
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,7 +21,8 @@ class Section(BaseModel):
 class Run(Section):
     """How long the run is, and the seed of everything random in it."""
 
-    steps: int = Field(default=2, ge=1)
+    steps: int = Field(default=2, ge=0)
+    """0: no training, `eval.before` alone."""
     seed: int = Field(default=0, ge=0)
 
 
@@ -98,6 +99,29 @@ class RL(Section):
     """Most tokens of one model call; a harness that asks for more gets this."""
 
 
+class Eval(Section):
+    """Evaluation of published weights on tasks that are not trained: `before` the first step, at the first publish
+    after each `every` steps (0: none in between), `after` the last publish. Training waits meanwhile.
+
+    `count` tasks of the `split`, `samples` executions of each at `temperature`, and a greedy one. `kind` and `path` as
+    in [tasks]; "" takes those of [tasks]. A folder of tasks has no split: give another `path`, or the tasks are those
+    that are trained.
+    """
+
+    before: bool = False
+    after: bool = False
+    every: int = Field(default=0, ge=0)
+    kind: str = ""
+    path: str = ""
+    split: Literal["train", "held_out"] = "held_out"
+    count: int = Field(default=50, ge=1)
+    samples: int = Field(default=4, ge=0)
+    greedy: bool = True
+    """One execution more of each task, at temperature 0."""
+    temperature: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    """Of the samples; `auto`: rl.temperature."""
+
+
 class Trainer(Section):
     """`kind`: `torch` or a dotted path. Defaults are full fine-tuning in fp32."""
 
@@ -107,6 +131,8 @@ class Trainer(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     clip_norm: float = Field(default=1.0, gt=0)
     microstep_tokens: int = Field(default=1024, ge=16)
+    packing: Literal["auto", "flat"] = "auto"
+    """`auto`: prefixes that sequences of a group share are computed once, where the model allows it and it saves."""
     max_sequence: int = Field(default=2048, ge=32)
     """Longest trajectory that can be trained; the window served is the least of model, engine and this."""
 
@@ -180,6 +206,7 @@ class Config(Section):
     sandbox: Sandbox = Sandbox()
     scoring: Scoring = Scoring()
     rl: RL = RL()
+    eval: Eval = Eval()
     trainer: Trainer = Trainer()
     engine: Engine = Engine()
     cells: Cells = Cells()
@@ -189,26 +216,34 @@ class Config(Section):
     cluster: Cluster = Cluster()
 
 
+Tree = TypeVar("Tree", bound=BaseModel)
+
+
 def load(files: list[Path], overrides: list[str]) -> Config:
     """Read TOML files and `section.key=value` words into one Config, later wins. Raises ConfigError."""
     merged: dict[str, Any] = {}
     for file in files:
         merged = _merge(merged, _read(file))
+    return resolve(overlaid(merged, overrides))
+
+
+def overlaid(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """A nested dict under `section.key=value` words, later wins. Raises ConfigError."""
     for word in overrides:
-        merged = _merge(merged, _override(word))
-    return resolve(merged)
+        values = _merge(values, _override(word))
+    return values
 
 
-def resolve(values: dict[str, Any]) -> Config:
+def resolve(values: dict[str, Any], kind: type[Tree] = Config) -> Tree:
     """Validate a nested dict. Raises ConfigError naming the key, what was given, and the nearest known key."""
     try:
-        return Config.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         path = [str(p) for p in first["loc"]]
         key = ".".join(path)
         if first["type"] == "extra_forbidden":
-            raise ConfigError(f"unknown key '{key}': {nearest(path[-1], _known(path[:-1]))}") from None
+            raise ConfigError(f"unknown key '{key}': {nearest(path[-1], _known(path[:-1], kind))}") from None
         raise ConfigError(f"{key}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
 
 
@@ -268,9 +303,8 @@ def _merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _known(path: list[str]) -> list[str]:
+def _known(path: list[str], model: type[BaseModel]) -> list[str]:
     """Names known at a section path; the sections themselves at the top."""
-    model: type[BaseModel] = Config
     for part in path:
         field = model.model_fields.get(part)
         if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):

@@ -36,8 +36,10 @@ class Ledgers:
     def __init__(self) -> None:
         self.moves: list[MoveRecord] = []
 
-    def query_of(self, group: int) -> Query:
-        return Query(f"task {group}", "", "", "/app", "", "", limits=None)  # type: ignore[arg-type]
+    def temperature_of(self, execution: ExecutionId) -> None: ...
+
+    def query_of(self, execution: ExecutionId) -> Query:
+        return Query(f"task {execution.group}", "", "", "/app", "", "", limits=None)  # type: ignore[arg-type]
 
     def born(self, group: int) -> int:
         return 0

@@ -13,10 +13,11 @@ from typing import Any
 from qwengyre.cluster.cell import draw_incarnation
 from qwengyre.cluster.checkpoints import Checkpoint, newest, prune
 from qwengyre.cluster.crew import Hands, run_clock
+from qwengyre.cluster.evaluations import Evaluations, Slots, held_out
 from qwengyre.cluster.folder import lines, mend
 from qwengyre.cluster.groups import Groups
 from qwengyre.cluster.journal import Journal, read, replay
-from qwengyre.cluster.prepare import plan_of, tasks_of
+from qwengyre.cluster.prepare import eval_tasks_of, evaluates, plan_of, tasks_of
 from qwengyre.cluster.record import SCHEMA_VERSION, MoveRecord, StepRecord, sum_moves
 from qwengyre.cluster.recovery import Past, again, attach, begin, past, return_to
 from qwengyre.cluster.supervise import GoBackError, Supervisor
@@ -24,7 +25,7 @@ from qwengyre.cluster.world import Cluster
 from qwengyre.config import Config
 from qwengyre.loop import run
 from qwengyre.schedule import events as ev
-from qwengyre.schedule.actions import Action, Void
+from qwengyre.schedule.actions import Action, Evaluate, Evaluated, Void
 from qwengyre.schedule.state import State
 from qwengyre.schedule.step import start, step
 from qwengyre.schedule.waiting import waiting
@@ -39,6 +40,8 @@ class ControlSpec:
     config: Config
     run_dir: Path
     max_sequence: int
+    tree_depth: int
+    """Longest sequence that can share a prefix with others in training; 0: none."""
     machine: dict[str, Any]
     """What the driver knows of itself and of Ray, for `processes.json`."""
 
@@ -60,8 +63,15 @@ class Control:
         self._moves = lines(spec.run_dir / "moves.jsonl")
         config, folder = spec.config, spec.run_dir
         self._tasks = tasks_of(config, folder / "tasks")
-        recipe = Recipe(config.run.seed, config.rl.jmax, config.trainer.microstep_tokens, spec.max_sequence)
+        recipe = Recipe(
+            seed=config.run.seed,
+            jmax=config.rl.jmax,
+            microstep_tokens=config.trainer.microstep_tokens,
+            max_sequence=spec.max_sequence,
+            tree_depth=spec.tree_depth,
+        )
         self._groups = Groups(folder / "calls", config.rl.group_size, recipe)
+        self._evaluations = Evaluations(folder / "evals.jsonl", self._slots(folder / "tasks"))
         self._void: dict[int, str] = {}
         self._notes: dict[ExecutionId, tuple[Ending, Settlement]] = {}
 
@@ -116,8 +126,19 @@ class Control:
     def _fold(self, event: ev.Event, actions: Sequence[Action]) -> None:
         """What control itself keeps of the journal; also run over a recovered one."""
         if isinstance(event, ev.Settled):
-            self._groups.settle(event)
-        self._void |= {a.group: a.reason for a in actions if isinstance(a, Void)}
+            (self._groups if event.execution.evaluation < 0 else self._evaluations).settle(event)
+        if isinstance(event, ev.RolledBack):
+            self._evaluations.forget_after(event.step)
+        for action in actions:
+            match action:
+                case Void():
+                    self._void[action.group] = action.reason
+                case Evaluate():
+                    self._evaluations.begin(action, event.at)
+                case Evaluated():
+                    self._evaluations.end(action.evaluation, event.at)
+                case _:
+                    pass
 
     async def engine_lost(self, cell: int, incarnation: int, reason: str) -> None:
         """A gateway could not reach an engine."""
@@ -141,9 +162,11 @@ class Control:
             "steps": state.plan.steps,
             "version": state.version,
             "roles": {str(cell): str(role) for cell, role in state.roles.items()},
-            "dispatched": state.dispatched,
-            "placed": state.started,
+            "dispatched": state.ended + state.waterlevel,
+            "placed": state.ended + state.waterlevel - state.queued,
             "ended": state.ended,
+            "evaluation": self._evaluating(state),
+            "evaluations": self._evaluations.rows,
             "backlog": [len(world.training.ledger.pending), len(world.training.ledger.claimed)],
             "rows": self._rows,
             "moves": self._moves,
@@ -164,13 +187,17 @@ class Control:
             "groups": {"dispatched": state.next_group, "void": {str(g): why for g, why in self._void.items()}},
             "reward": [row["reward/mean"] for row in self._rows],
             "grad_norm": [row["actor/grad_norm"] for row in self._rows],
+            "held_out": held_out(self._evaluations.rows, state.plan.steps),
             "moves": sum_moves(self._moves),
             "seconds": round(state.at, 2),
         }
 
-    def query_of(self, group: int) -> Query:
-        """The task of a group: the set's own order, or a seeded shuffle of each pass over it."""
-        size = len(self._tasks)
+    def query_of(self, execution: ExecutionId) -> Query:
+        """The task of a group: the set's own order, or a seeded shuffle of each pass over it. Of an evaluation: its
+        slot's."""
+        if execution.evaluation >= 0:
+            return self._evaluations.slots.query(execution)
+        size, group = len(self._tasks), execution.group
         index = group % size
         if self._spec.config.tasks.shuffle:
             import numpy as np
@@ -178,6 +205,25 @@ class Control:
             order = np.random.default_rng((self._spec.config.run.seed, group // size)).permutation(size)
             index = int(order[index])
         return self._tasks[index]
+
+    def temperature_of(self, execution: ExecutionId) -> float:
+        """The run's, or what the execution's evaluation says."""
+        if execution.evaluation < 0:
+            return self._spec.config.rl.temperature
+        slots = self._evaluations.slots
+        return 0.0 if slots.is_greedy(execution) else slots.temperature
+
+    def _slots(self, tasks: Path) -> Slots:
+        config = self._spec.config
+        measured, set_ = config.eval, eval_tasks_of(config, tasks) if evaluates(config) else ()
+        temperature = config.rl.temperature if measured.temperature == "auto" else measured.temperature
+        return Slots(set_, measured.samples, measured.greedy, temperature)
+
+    @staticmethod
+    def _evaluating(state: State) -> dict[str, int] | None:
+        """The evaluation in progress, for the progress view."""
+        now = state.evaluation
+        return now and {"step": now.step, "settled": now.count - now.unsettled, "count": now.count}
 
     # --- beginning and recovery ------------------------------------------------------------------------------------
 
@@ -243,7 +289,7 @@ class Control:
         line = {
             "schema_version": SCHEMA_VERSION,
             "execution": str(event.execution),
-            "task": self.query_of(event.execution.group).name,
+            "task": self.query_of(event.execution).name,
             "ending": str(ending),
             "verdict": str(settlement.verdict),
             "score": settlement.score,

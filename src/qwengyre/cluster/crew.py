@@ -104,8 +104,12 @@ class Books(Protocol):
         """Constant over the run."""
         ...
 
-    def query_of(self, group: int) -> Query:
-        """The task of a group."""
+    def query_of(self, execution: ExecutionId) -> Query:
+        """The task of an execution."""
+        ...
+
+    def temperature_of(self, execution: ExecutionId) -> float:
+        """What its model calls are sampled at; 0: greedy."""
         ...
 
     def born(self, group: int) -> int:

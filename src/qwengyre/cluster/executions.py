@@ -33,7 +33,7 @@ class Executions:
         name, crew = str(execution), self.crew
         token = secrets.token_urlsafe(24)
         self.router.open(execution, cell)
-        await crew.call("the gateway", crew.hands.gateway.open, name, token)
+        await crew.call("the gateway", crew.hands.gateway.open, name, token, self.books.temperature_of(execution))
         await self.router.push()
         await crew.boxed.wait()
         begun_at = crew.box
@@ -52,7 +52,7 @@ class Executions:
     async def _see_off(self, execution: ExecutionId, token: str, box: int) -> None:
         """From the harness to the settlement. A box of another incarnation than `box` answers that it is lost."""
         crew, name = self.crew, str(execution)
-        query = self.books.query_of(execution.group)
+        query = self.books.query_of(execution)
         ending: Ending = await crew.call("the box", crew.hands.box.run, name, query, token, box)
         await crew.call("the gateway", crew.hands.gateway.seal, name)
         self.router.forget(execution)
@@ -60,7 +60,7 @@ class Executions:
         await self._settle(execution, ending)
 
     async def _settle(self, execution: ExecutionId, ending: Ending) -> None:
-        crew, query = self.crew, self.books.query_of(execution.group)
+        crew, query = self.crew, self.books.query_of(execution)
         settlement: Settlement = await crew.call("the box", crew.hands.box.settle, str(execution), query, ending)
         self.running.discard(execution)
         self.books.note(execution, ending, settlement)

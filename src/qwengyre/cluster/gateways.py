@@ -77,9 +77,9 @@ class GatewayProcess:
             seed=spec.seed,
         )
 
-    async def open(self, execution: str, token: str) -> None:
-        """From now on `token` is this execution."""
-        await self._gateway_.open(execution, token)
+    async def open(self, execution: str, token: str, temperature: float | None = None) -> None:
+        """From now on `token` is this execution, sampled at `temperature` (None: the run's)."""
+        await self._gateway_.open(execution, token, temperature)
 
     async def route(self, routes: Routes) -> int:
         """Replace the routes; returns the acknowledged epoch."""

@@ -1,7 +1,6 @@
 """Everything that can be found wrong before a run starts, in the order of what it costs to find."""
 
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from qwengyre.errors import ConfigError, MachineError
 from qwengyre.execution.sandboxes.base import Enforcement
 from qwengyre.execution.tasksets import build as tasksets
 from qwengyre.execution.tasksets.base import TaskSet
-from qwengyre.schedule.plan import Plan, Policy
-from qwengyre.types import Limits
+from qwengyre.schedule.plan import Evaluations, Plan, Policy
+from qwengyre.types import Limits, Progress
 
 
 @dataclass(frozen=True)
@@ -23,17 +22,20 @@ class Prepared:
     """A local HF folder."""
     window: int
     """min(model, trainer.max_sequence): an untrainable trajectory cannot exist."""
+    tree_depth: int
+    """Longest sequence that can share a prefix with others in training; 0: none."""
     eos_ids: tuple[int, ...]
     enforcement: str
     """Which sandbox limits hold here, and how."""
     num_tasks: int
 
 
-def prepare(config: Config, scratch: Path, progress: Callable[[str], None]) -> Prepared:
+def prepare(config: Config, scratch: Path, progress: Progress) -> Prepared:
     """Check and fetch. Raises ConfigError or MachineError (exit 2). `scratch`: a folder for generated tasks."""
     from qwengyre.execution.harnesses import build as harnesses
     from qwengyre.execution.sandboxes import build as sandboxes
     from qwengyre.model import load
+    from qwengyre.trainer.shape import tree_depth
 
     plan_of(config)
     _check_port(config.gateway.port)
@@ -41,6 +43,8 @@ def prepare(config: Config, scratch: Path, progress: Callable[[str], None]) -> P
     sandboxes.check_images(config.sandbox.images)
     enforcement = sandboxes.build(config.sandbox.kind, run_id="check", scratch=scratch).check()
     tasks = tasks_of(config, scratch)
+    if evaluates(config):
+        eval_tasks_of(config, scratch)
     model = load.resolve(config.model.name, progress=progress)
     if config.model.name not in load.BUILT or config.model.chat_template:  # the built ones are known to be complete
         load.tokenizer(model, config.model.chat_template)
@@ -50,11 +54,21 @@ def prepare(config: Config, scratch: Path, progress: Callable[[str], None]) -> P
             f"rl.max_tokens={config.rl.max_tokens} but the window is {window} tokens "
             "(the least of the model's and trainer.max_sequence): lower the first or raise the second"
         )
-    return Prepared(model, window, load.eos_ids(model), _said(enforcement), len(tasks))
+    depth = tree_depth(load.config_of(model)) if config.trainer.packing == "auto" else 0
+    return Prepared(model, window, depth, load.eos_ids(model), _said(enforcement), len(tasks))
 
 
 def plan_of(config: Config) -> Plan:
     """The scheduler's plan: the paper's letters, and what the policy's keys set. Raises ConfigError."""
+    measured = config.eval
+    evaluations = Evaluations(
+        count=measured.count * (measured.samples + measured.greedy),
+        every=measured.every,
+        before=measured.before,
+        after=measured.after,
+    )
+    if evaluates(config) and not evaluations.count:
+        raise ConfigError("eval.samples=0 and eval.greedy=false: an evaluation needs one of them")
     rl, cells, policy = config.rl, config.cells, Policy.named(config.policy.kind, config.policy.training)
     if config.policy.streaming != "auto":
         policy = replace(policy, streaming=config.policy.streaming)
@@ -69,6 +83,7 @@ def plan_of(config: Config) -> Plan:
         slack=rl.slack,
         capacity=cells.executions,
         policy=policy,
+        evaluations=evaluations if evaluates(config) else Evaluations(),
     )
 
 
@@ -83,6 +98,28 @@ def tasks_of(config: Config, folder: Path) -> TaskSet:
         folder=folder,
         limits=limits_of(config),
     )
+
+
+def evaluates(config: Config) -> bool:
+    """Does this run evaluate at all?"""
+    return config.eval.before or config.eval.after or config.eval.every > 0
+
+
+def eval_tasks_of(config: Config, folder: Path) -> TaskSet:
+    """The tasks of the run's evaluations: exactly `eval.count`. Raises ConfigError, TaskError."""
+    measured = config.eval
+    tasks = tasksets.build(
+        measured.kind or config.tasks.kind,
+        path=measured.path or config.tasks.path,
+        count=measured.count,
+        split=measured.split,
+        seed=config.run.seed,
+        folder=folder,
+        limits=limits_of(config),
+    )
+    if len(tasks) < measured.count:
+        raise ConfigError(f"eval.count={measured.count} but there are {len(tasks)} tasks: lower it")
+    return tasks
 
 
 def harness_of(config: Config) -> dict[str, Any]:

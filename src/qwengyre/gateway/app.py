@@ -90,15 +90,16 @@ class Gateway:
             await self._shared.engines.close()
             raise
 
-    async def open(self, execution: str, token: str) -> None:
-        """From now on `token` is this execution. Idempotent; a journal that exists is replayed and continued.
+    async def open(self, execution: str, token: str, temperature: float | None = None) -> None:
+        """From now on `token` is this execution, sampled at `temperature` (0: greedy; None: the run's). Idempotent; a
+        journal that exists is replayed and continued, at the temperature that it names.
 
         Raises JournalError on a damaged journal.
         """
         async with self._lock:
             digest = _digest(token)
             if execution not in self._sessions and execution not in self._sealed:
-                await self._load(execution, digest)
+                await self._load(execution, digest, temperature)
             self._tokens[digest] = (digest, execution)
 
     async def route(self, routes: Routes) -> int:
@@ -139,7 +140,7 @@ class Gateway:
         await self._shared.engines.close()
         self._shared = None
 
-    async def _load(self, execution: str, token: bytes) -> None:
+    async def _load(self, execution: str, token: bytes, temperature: float | None = None) -> None:
         assert self._shared is not None, "start first"
         path = self._folder / f"{execution}.calls"
         log = await asyncio.to_thread(read_calls, path) if path.exists() else CallLog((), frozenset(), False, {}, 0)
@@ -147,7 +148,7 @@ class Gateway:
             self._sealed[execution] = (totals(log), 0.0)
         else:
             session = Session(execution, path, log, self._shared)
-            await session.open(token)
+            await session.open(token, temperature)
             self._sessions[execution] = session
 
     async def _reopen(self) -> None:

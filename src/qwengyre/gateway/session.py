@@ -82,15 +82,19 @@ class Session:
         self._journal = Journal(path, shared.writer, log.size)
         self.token: bytes = log.meta.get("token", b"")
         """Digest of the token that the journal was opened with."""
+        self._temperature: float = log.meta.get("temperature", shared.sampling.temperature)
         self._new = not log.meta
         for call in log.calls:
             self._replay(call, call.call in log.delivered)
 
-    async def open(self, token: bytes) -> None:
-        """Write the journal's first record, if it is new; it holds the digest of the token."""
+    async def open(self, token: bytes, temperature: float | None = None) -> None:
+        """Write the journal's first record, if it is new: it holds the digest of the token, and the temperature."""
         if self._new:
             self._new, self.token, shared = False, token, self._shared
-            facts = {"renderer": shared.renderer.digest, "window": shared.window, "at": time.time()}
+            if temperature is not None:
+                self._temperature = temperature
+            facts = {"renderer": shared.renderer.digest, "window": shared.window, "temperature": self._temperature}
+            facts["at"] = time.time()
             await self._journal.opened(self.execution, token=token, **facts)
 
     async def begin(self, request: Request, head: Head) -> Call:
@@ -230,7 +234,7 @@ class Session:
             "token_ids": np.concatenate([self.tree.path_ids(call.prompt.parent), call.prompt.suffix, call.output]),
             "sampling_params": {
                 "max_tokens": call.budget - call.tokens,
-                "temperature": shared.sampling.temperature,
+                "temperature": self._temperature,
                 "stop_token_ids": list(shared.renderer.stop_ids),
                 "seed": _seed(shared.seed, self.execution, call.number, call.tokens),
                 "logprobs": 0,
@@ -273,7 +277,7 @@ class Session:
             parsed = replace(parsed, text=parsed.raw, calls=())
         chain = self._index.answer_chain(prompt, parsed.text, calls)
         call.timings["done"] = time.time()
-        record = model_call(call, prompt, parsed, calls, chain, self._shared.sampling.temperature)
+        record = model_call(call, prompt, parsed, calls, chain, self._temperature)
         self._add(record)
         return record
 

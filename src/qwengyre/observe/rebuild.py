@@ -99,7 +99,8 @@ def _trainer(folder: Path) -> Any:
 
 def _compare(found: Agreement, name: str, trainer: Any, tree: Tree, row: int, span: slice) -> None:
     ids = tree.path_ids(row)
-    again = trainer.logprobs(ids, (len(ids),), tree.temperatures[row])[len(ids) - len(tree.ids(row)) :][span]
+    temperature = tree.temperatures[row] or 1.0  # greedy: recorded as of the model's own distribution
+    again = trainer.logprobs(ids, (len(ids),), temperature)[len(ids) - len(tree.ids(row)) :][span]
     recorded = tree.logprobs(row)[span]
     largest = float(np.abs(again - recorded).max(initial=0.0))
     found.tokens += len(recorded)

@@ -31,8 +31,12 @@ def _leave_queue(turn: Turn) -> ExecutionId:
     if evaluation is None or not evaluation.queued:
         turn.put(next_place=state.next_place + 1)
         return state.execution(state.next_place)
-    turn.put(evaluation=evaluation.but(placed=evaluation.placed + 1), visitors=state.visitors + 1)
-    return ExecutionId.of_evaluation(evaluation.number, evaluation.placed)
+    if evaluation.placed < evaluation.count:
+        member, rest = evaluation.placed, evaluation.but(placed=evaluation.placed + 1)
+    else:
+        member, rest = evaluation.again[0], evaluation.but(again=evaluation.again[1:])
+    turn.put(evaluation=rest, visitors=state.visitors + 1)
+    return ExecutionId.of_evaluation(evaluation.number, member)
 
 
 def place_homeless(turn: Turn) -> None:

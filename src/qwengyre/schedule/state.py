@@ -115,31 +115,23 @@ class Group(Frozen):
 class Evaluation(Frozen):
     """The evaluation in progress, of weights with `step` steps.
 
-    Members from 0 on have a slot each (a sample of a task): member m < `count` has slot m, and member `count` + i runs
-    slot `again[i]` once more, whose execution was lost with its box or with the command.
+    Members 0..count-1 have a slot each (a sample of a task). When an execution is lost (its box died, or the run was
+    interrupted), its slot runs again as member + count: member m is always of slot m % count.
     """
 
     number: int
     step: int
     count: int
-    again: tuple[int, ...] = ()
+    unsettled: int
     placed: int = 0
-    """Members that left the queue, in order."""
-    settled: int = 0
-
-    @property
-    def members(self) -> int:
-        """Executions so far, the queue included."""
-        return self.count + len(self.again)
+    """Members below `count` that left the queue, in order."""
+    again: tuple[int, ...] = ()
+    """Members queued behind them."""
 
     @property
     def queued(self) -> int:
         """Executions that were never placed."""
-        return self.members - self.placed
-
-    def slot(self, member: int) -> int:
-        """The slot of a member."""
-        return member if member < self.count else self.again[member - self.count]
+        return self.count - self.placed + len(self.again)
 
 
 @dataclass(frozen=True)

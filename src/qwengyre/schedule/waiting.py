@@ -49,8 +49,7 @@ def _why_it_waits(state: State, cell: int) -> str:
 def _burst(state: State) -> list[str]:
     name = f"step {state.step}"
     if (evaluation := state.evaluation) is not None:
-        left = evaluation.members - evaluation.settled
-        return [f"{name} waits for the evaluation of version {state.version}: {left} of its executions are unsettled"]
+        return [f"{name} waits for an evaluation, of which {evaluation.unsettled} executions are not settled"]
     if state.phase is Phase.CLOSING:
         return [f"{name} waits for the optimizer of cell 0 {_asked(state, 'close')}"]
     if state.phase is Phase.PUBLISHING:
