@@ -136,7 +136,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
     for name, kind in itertools.product(arguments.model, arguments.prompts):
-        model = load.causal_lm(load.resolve(MODELS[name], progress=lambda line: print(line, file=sys.stderr)))
+        model = load.causal_lm(load.resolve(MODELS[name], progress=lambda phase: print(phase, file=sys.stderr)))
         model.generation_config = GenerationConfig()  # its own would stop at the end of a turn
         measure(model, make_prompts(model.config.vocab_size, 1, kind), 2, 1)
         for batch in arguments.batch:

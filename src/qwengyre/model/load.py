@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwengyre.errors import ConfigError, MachineError, nearest
+from qwengyre.types import Phase, Progress
 
 if TYPE_CHECKING:
     import torch
@@ -31,11 +32,11 @@ TEMPLATE = Path(__file__).parent / "templates" / "chatml_tools.jinja"
 END_OF_TURN = "<|im_end|>"
 
 
-def resolve(name: str, *, cache: Path | None = None, progress: Callable[[str], None] = lambda line: None) -> Path:
+def resolve(name: str, *, cache: Path | None = None, progress: Progress = lambda phase: None) -> Path:
     """The local HF folder of model `name`: a built-in name, a local folder, else a hub id (fetched by transformers).
 
-    `cache` defaults to $QWENGYRE_CACHE, else ~/.cache/qwengyre; only built-in models go there. `progress` gets one
-    line for each phase. Raises ConfigError (no such model or folder) or MachineError (missing package, no network).
+    `cache` defaults to $QWENGYRE_CACHE, else ~/.cache/qwengyre; only built-in models go there. `progress` is
+    told of each phase. Raises ConfigError (no such model or folder) or MachineError (missing package, no network).
     """
     if name in BUILT:
         return _built(name, cache or default_cache(), progress)
@@ -106,6 +107,11 @@ def window(folder: Path) -> int:
     return size
 
 
+def config_of(folder: Path) -> dict[str, Any]:
+    """The model's `config.json`."""
+    return _config(folder)
+
+
 def eos_ids(folder: Path) -> tuple[int, ...]:
     """Ids that end an output, ascending: the model's end-of-sequence ids and that of `<|im_end|>` where it exists."""
     ends: set[int] = set()
@@ -119,7 +125,7 @@ def eos_ids(folder: Path) -> tuple[int, ...]:
     return tuple(sorted(ends))
 
 
-def _built(name: str, cache: Path, progress: Callable[[str], None]) -> Path:
+def _built(name: str, cache: Path, progress: Progress) -> Path:
     _require()
     from filelock import FileLock
 
@@ -134,7 +140,7 @@ def _built(name: str, cache: Path, progress: Callable[[str], None]) -> Path:
                 if not folder.is_dir():
                     builders = {TINY: tiny, LONG: tiny_long, DEFAULT: lambda scratch: smollm2(scratch, progress)}
                     _build(folder, builders[name])
-                    progress(f"model {name}: ready in {folder}")
+                    progress(Phase(f"model {name}: ready in {folder}", over=True))
         _refresh_template(folder)
     except OSError as error:
         raise MachineError(
@@ -169,7 +175,7 @@ def _refresh_template(folder: Path) -> None:
     Path(file.name).replace(place)
 
 
-def _from_hub(name: str, progress: Callable[[str], None]) -> Path:
+def _from_hub(name: str, progress: Progress) -> Path:
     _require()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -179,11 +185,14 @@ def _from_hub(name: str, progress: Callable[[str], None]) -> Path:
         RepositoryNotFoundError,
     )
 
-    progress(f"model {name}: looking in the Hugging Face cache and hub")
+    from qwengyre.model.hub import bar
+
+    progress(Phase(f"model {name}: looking in the Hugging Face cache and hub", over=True))
     wanted = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
     try:
         with _quiet():
-            return Path(snapshot_download(name, allow_patterns=wanted))
+            told = bar(f"model {name}: downloading", progress)
+            return Path(snapshot_download(name, allow_patterns=wanted, tqdm_class=told))
     except (RepositoryNotFoundError, HFValidationError):
         raise ConfigError(
             f"model.name={name}: no such folder here and no such model on the hub; check the name"
