@@ -7,8 +7,8 @@ import numpy as np
 
 from qwengyre.schedule.state import Plan
 from qwengyre.schedule.step import start, step
-from qwengyre.sim.workload import Workload
-from qwengyre.sim.world import simulate
+from qwengyre.sim.run import simulate
+from qwengyre.sim.workload import Failures, Workload
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
         plan = Plan.for_policy(
             kind, training=training, cells=16, groups_per_step=128, group_size=8, steps=10, capacity=128, phi=1, slack=1
         )
-        _, record = simulate(plan, Workload(dropped=0.02, cell_life_s=200_000.0), np.random.default_rng(0))
+        _, record = simulate(plan, Workload(failures=Failures(dropped=0.02, cell_life_h=55.0)), 0)
         state, spent = start(plan), defaultdict[str, list[float]](list)
         for event, _ in record.entries:
             began = time.process_time()

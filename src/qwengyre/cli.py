@@ -3,21 +3,25 @@
 Exit codes: 0 the run ended as configured; 1 our failure; 2 the user's mistake; 130 Ctrl-C.
 """
 
+import json
 import os
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from qwengyre.config import Config, load
+from qwengyre.config import Config, load, overlaid, resolve
 from qwengyre.errors import ConfigError, QwenGyreError
 
 if TYPE_CHECKING:
     from qwengyre.cluster.folder import RunFolder
+    from qwengyre.sim.compare import Question
+    from qwengyre.sim.workload import Workload
 
 app = typer.Typer(
     help="Online RL of LLM agents inside unmodified harnesses.",
@@ -53,6 +57,30 @@ def train(
 
 
 @app.command()
+def sim(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WORKLOAD] [section.key=value]...", help="A JSON file, or a shipped workload's name."),
+    ] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="elastic, colocate, async, ...; may be repeated.")] = None,
+    a: Annotated[int, typer.Option(min=0, help="Cells that train in async; default: the fastest split.")] = 0,
+    trace: Annotated[Path | None, typer.Option(help="CSV: group,member,work_s,tokens_per_s.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the executions, and of what goes wrong.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="An array, one object a policy, and nothing else.")] = False,
+) -> None:
+    """Simulate policies in virtual time with the scheduler of `train`: seconds, and no GPU."""
+    from qwengyre.sim.compare import USUAL, Question, compare
+
+    workload = _workload(words or [])
+    question = Question(workload, seed, trace)
+    if as_json:
+        answers = compare(question, policy or USUAL, a)
+        print(json.dumps([answer.result.plain() for answer in answers], indent=1))
+    else:
+        _simulate(question, policy or USUAL, a)
+
+
+@app.command()
 def inspect(
     run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
     execution: Annotated[str, typer.Argument(metavar="[EXECUTION]", help="One execution, e.g. 3-0.")] = "",
@@ -79,6 +107,37 @@ def _waiting(run_dir: Path) -> list[str]:
 
     path = run_dir / "journal.jsonl"
     return waiting(replay(path)) if path.exists() and not (run_dir / "summary.json").exists() else []
+
+
+def _workload(words: list[str]) -> "Workload":
+    """A workload's name or file and `section.key=value` words, told apart."""
+    from qwengyre.sim import workload
+
+    overrides = [w for w in words if "=" in w and not Path(w).exists()]
+    sources = [w for w in words if w not in overrides] or [workload.DEFAULT]
+    if len(sources) > 1:
+        raise ConfigError(f"'{sources[1]}': give one workload, and section.key=value words")
+    return resolve(overlaid(workload.read(sources[0]), overrides), workload.Workload)
+
+
+def _simulate(question: "Question", policies: Sequence[str], a: int) -> None:
+    """Table and timelines, the latter to one scale."""
+    from qwengyre.observe.timeline import Timeline
+    from qwengyre.sim.compare import compare
+    from qwengyre.sim.report import table
+
+    work, lines = question.workload, [Timeline() for _ in policies]
+    out.print(
+        f"{work.name or 'workload'}: {work.rl.steps} steps of {work.rl.groups_per_step} groups of "
+        f"{work.rl.execs_per_group}, mu {work.rl.mu}, phi {work.rl.phi}; {work.cluster.cells} cells of "
+        f"{work.cluster.slots_per_cell} slots, seed {question.seed}",
+        soft_wrap=True,
+    )
+    answers = compare(question, policies, a, lambda i: lines[i].see_state)
+    until = max(line.end for line in lines)
+    for i, (answer, line) in enumerate(zip(answers, lines, strict=True)):
+        out.print("", answer.label, *line.draw(100, 0.0, until, legend=i + 1 == len(lines)), sep="\n")
+    out.print("", *table(answers), sep="\n", soft_wrap=True)
 
 
 def _config(words: list[str]) -> tuple[Config, str]:

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from qwengyre.cluster.journal import Journal, read, read_plan, replay, restore, snapshot
@@ -11,16 +10,16 @@ from qwengyre.errors import JournalError
 from qwengyre.schedule import events as ev
 from qwengyre.schedule.state import Plan, State
 from qwengyre.schedule.step import start, step
-from qwengyre.sim.workload import Workload
-from qwengyre.sim.world import Record, simulate
+from qwengyre.sim.run import Record, simulate
+from qwengyre.sim.workload import Failures, Workload
 
 PLAN = Plan.for_policy("elastic", cells=2, groups_per_step=2, group_size=2, steps=3, capacity=3, phi=1)
 
 
 @pytest.fixture(scope="module")
 def simulated() -> tuple[State, Record]:
-    work = Workload(dropped=0.2, cell_life_s=5_000.0)
-    state, record = simulate(PLAN, work, np.random.default_rng(1))
+    work = Workload(failures=Failures(dropped=0.2, cell_life_h=1.4))
+    state, record = simulate(PLAN, work, 1)
     assert any(isinstance(event, ev.RolledBack) for event, _ in record.entries)
     return state, record
 

@@ -1,11 +1,10 @@
-import numpy as np
 import pytest
 
 from qwengyre.observe.timeline import Timeline, span
 from qwengyre.schedule.doing import Doing, doing
 from qwengyre.schedule.state import Plan
-from qwengyre.sim.workload import Workload
-from qwengyre.sim.world import simulate
+from qwengyre.sim.run import simulate
+from qwengyre.sim.workload import Failures, Workload
 
 R, T, TO, BACK, LOST, IDLE = (
     Doing.ROLLOUT,
@@ -96,7 +95,7 @@ def test_a_step_without_room_is_left_out_not_run_together() -> None:
 
 def test_plain_ascii_within_the_width_for_any_run() -> None:
     plan = Plan(cells=40, groups_per_step=8, group_size=4, steps=6, capacity=4, phi=1)
-    _, record = simulate(plan, Workload(cell_life_s=30000.0), np.random.default_rng(3))
+    _, record = simulate(plan, Workload(failures=Failures(cell_life_h=8.0)), 3)
     timeline = Timeline.of_run(plan, (event for event, _ in record.entries))
     for width in (10, 60, 100):
         for line in timeline.draw(width, legend=False):
@@ -110,7 +109,7 @@ def test_plain_ascii_within_the_width_for_any_run() -> None:
 
 def test_a_run_of_the_simulator_ends_where_its_events_end() -> None:
     plan = Plan(cells=2, groups_per_step=2, group_size=2, steps=3, capacity=4)
-    state, record = simulate(plan, Workload(), np.random.default_rng(1))
+    state, record = simulate(plan, Workload(), 1)
     timeline = Timeline.of_run(plan, (event for event, _ in record.entries))
     assert timeline.end == state.at
     assert timeline.marks[-1][1] == 3

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -11,11 +12,14 @@ from hypothesis import strategies as st
 from qwengyre.schedule import actions as act
 from qwengyre.schedule import events as ev
 from qwengyre.schedule.codec import decode_action, decode_event, encode
-from qwengyre.schedule.state import NOWHERE, Life, Phase, Plan, Stage, State
+from qwengyre.schedule.state import NOWHERE, Evaluations, Life, Phase, Plan, Stage, State
 from qwengyre.schedule.step import asked, open_executions, start, step
 from qwengyre.schedule.waiting import waiting
-from qwengyre.sim.workload import Workload
-from qwengyre.sim.world import SimCell, SimLedger, SimWorld
+from qwengyre.sim.cell import SimCell
+from qwengyre.sim.executions import Drawn
+from qwengyre.sim.ledger import SimLedger
+from qwengyre.sim.workload import HOUR, Cost, Exec, Failures, Rate, Train, Workload
+from qwengyre.sim.world import SimWorld
 from qwengyre.types import Ending, Role, Verdict
 
 MOST_EVENTS = 20_000
@@ -44,7 +48,7 @@ class World(SimWorld):
 
     def __init__(self, case: Case) -> None:
         self.losses = case.losses
-        super().__init__(case.plan, case.work, np.random.default_rng(case.seed), case.lag)
+        super().__init__(case.plan, case.work, Drawn(case.work, case.plan, case.seed), case.seed, case.lag)
 
     def lose(self, cell: int) -> None:
         if self.losses:
@@ -60,13 +64,15 @@ class World(SimWorld):
             self._work.pop(execution, None)
         self._heap.clear()
         self._events.clear()
-        self._cells = [SimCell(incarnation=cell.incarnation + 1) for cell in self._cells]
+        self.cells = [
+            SimCell(cell.rates, cell.timeout_s, incarnation=cell.incarnation + 1, at=self.now) for cell in self.cells
+        ]
         self._ledger = SimLedger()
         self._era += 1
         self._newest_version = state.next_version
         self._checkpoint = int(self._failures.integers(0, self._checkpoint + 1))  # an older one, also inside a burst
         back = ev.RolledBack(self.now, self._checkpoint, self._newest_version)
-        ready = [ev.CellReady(self.now, i, cell.incarnation, self._plan.capacity) for i, cell in enumerate(self._cells)]
+        ready = [ev.CellReady(self.now, i, cell.incarnation, self._plan.capacity) for i, cell in enumerate(self.cells)]
         for cell in range(self._plan.num_cells):
             self._plan_loss(cell)
         order = [back, *losses] if self._failures.random() < 0.5 else [*losses, back]
@@ -83,6 +89,7 @@ class Watch:
     ids: set[str] = field(default_factory=set)
     inside: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
+    evaluated: list[int] = field(default_factory=list)
 
     def step(self, event: ev.Event) -> tuple[act.Action, ...]:
         before = self.state
@@ -103,9 +110,15 @@ class Watch:
         for action in actions:
             match action:
                 case act.Dispatch():
-                    assert isinstance(event, ev.Started | ev.Published | ev.RolledBack), "only at a boundary"
+                    evaluated = before.phase is Phase.EVALUATING and isinstance(event, ev.Settled)
+                    assert evaluated or isinstance(event, ev.Started | ev.Published | ev.RolledBack), "at a boundary"
                 case act.Place(cell=cell):
                     assert cell in self.state.rollout or self.state.training, "placed, then perhaps lent"
+                    self.check_placed(action)
+                case act.Evaluated():
+                    self.check_evaluated(action)
+                case act.OpenStep():
+                    assert self.state.evaluation is None, "no step is open while weights are evaluated"
                 case act.Move(role=Role.TRAINING):
                     self.check_lent(action)
                 case act.Admit(group=group, step=at):
@@ -121,8 +134,33 @@ class Watch:
                 case _:
                     pass
 
+    def check_placed(self, place: act.Place) -> None:
+        """An execution of an evaluation begins in it, and before every queued one of a group."""
+        state, execution = self.state, place.execution
+        if execution.evaluation >= 0:
+            assert state.evaluation is not None
+            assert execution.evaluation == state.evaluation.number
+            assert not any(cell.role is Role.TO_TRAINING for cell in state.cells)
+        else:
+            assert state.evaluation is None or not state.evaluation.queued
+
+    def check_evaluated(self, action: act.Evaluated) -> None:
+        """Each of its slots has a settlement, all of weights with the same steps."""
+        slots: set[int] = set()
+        for event, actions in self.entries:
+            if isinstance(event, ev.Settled) and event.execution.evaluation == action.evaluation:
+                slots.add(event.execution.member % self.state.plan.evaluations.count)
+            for begun in actions:
+                if isinstance(begun, act.Evaluate) and begun.evaluation == action.evaluation:
+                    slots.clear()
+                    assert begun.step == action.step
+        assert len(slots) == self.state.plan.evaluations.count
+        assert self.state.step == action.step
+        self.evaluated.append(action.step)
+
     def check_lent(self, move: act.Move) -> None:
         state, policy = self.state, self.state.plan.policy
+        assert state.phase is not Phase.EVALUATING
         arriving = [i for i in state.in_transit if state.cells[i].role is Role.TO_TRAINING]
         assert policy.lockstep or arriving == [move.cell], "transfers are serial"
         assert not any(cell.role is Role.TO_ROLLOUT for cell in state.cells), "a transfer is under way"
@@ -137,6 +175,7 @@ class Watch:
             assert state.waterlevel <= state.rollout_capacity  # without the lent cell: w <= C_R - C_e
 
     def check_admitted(self, group: int, at: int) -> None:
+        assert group >= 0, "an evaluation is never trained"
         assert group not in self.inside, "a group enters one step"
         self.inside[group] = at
         assert at == self.state.step
@@ -154,11 +193,13 @@ class Watch:
         state = self.state
         live = [i for i in range(state.plan.cells) if state.cells[i].role is not Role.LOST]
         # A move that fails may leave a gap: among cells that move together, or in the publish after which all return.
-        together = state.plan.policy.lockstep or state.phase in (Phase.ENDING, Phase.PUBLISHING, Phase.DONE)
-        gap = self.case.work.failed_moves and together
+        together = state.plan.policy.lockstep or state.phase in (Phase.ENDING, Phase.PUBLISHING, Phase.EVALUATING, Phase.DONE)
+        gap = self.case.work.failures.failed_moves and together
         assert gap or list(state.training) == live[: len(state.training)], "training cells: a prefix of the live ones"
         assert len(state.training) <= state.plan.most_training
-        if not isinstance(event, ev.Started | ev.Published | ev.RolledBack):
+        assert min(state.groups, default=0) >= 0
+        dispatched = before.phase is Phase.EVALUATING and state.evaluation is None
+        if not (dispatched or isinstance(event, ev.Started | ev.Published | ev.RolledBack)):
             assert state.waterlevel <= before.waterlevel, "w never rises inside a burst"
         if state.next_group > before.next_group:
             assert state.outstanding <= state.plan.depth, "dispatch never passes Qb"
@@ -249,8 +290,10 @@ def replayed(watch: Watch) -> State:
 def check_end(watch: Watch) -> None:
     state = watch.state
     assert state.step == state.plan.steps
-    assert state.waterlevel == 0
-    assert open_executions(state) == ((), ())
+    given_up = {execution for life in open_executions(state) for execution in life}
+    assert state.waterlevel == state.visitors
+    assert all(0 <= execution.evaluation < state.next_evaluation - 1 for execution in given_up), "of gone weights"
+    check_evaluations(watch)
     assert {entry.action.type for entry in state.asked.values()} <= {"move"}
     for index, group in state.groups.items():
         assert group.stage in (Stage.ADMITTED, Stage.VOID), f"group {index} was neither trained nor void"
@@ -258,6 +301,19 @@ def check_end(watch: Watch) -> None:
     assert replayed(watch) == state
     if not (watch.case.crashes or watch.case.losses or state.plan.phi):
         check_sizes(watch)
+
+
+def check_evaluations(watch: Watch) -> None:
+    """Each set of weights that was to be evaluated was, once; but for those that a roll-back took away."""
+    plan, due, newest = watch.state.plan, list[int](), -1
+    for step in [*range(0, plan.steps, plan.mu), plan.steps]:
+        if plan.evaluations.due(step, plan.steps, newest):
+            due.append(step)
+            newest = step
+    if watch.case.crashes or watch.case.losses:
+        assert not plan.evaluations.count or set(watch.evaluated[-1:]) == set(due[-1:])
+    else:
+        assert watch.evaluated == due
 
 
 def check_sizes(watch: Watch) -> None:
@@ -274,24 +330,59 @@ def rarely(*values: float) -> st.SearchStrategy[float]:
     return st.sampled_from(values)
 
 
+def hours(*seconds: float) -> st.SearchStrategy[float]:
+    return st.sampled_from([s / HOUR for s in seconds])
+
+
+TOKENS_PER_H = 3600.0
+"""One a second: a micro-step of the default throughput takes as many seconds as it has tokens."""
 WORK = st.builds(
     Workload,
-    execution_s=st.sampled_from([20.0, 100.0]),
-    spread=rarely(0.1, 1.5),
-    timeout_s=rarely(1000.0, 60.0),
-    settle_s=rarely(0.0, 10.0, 300.0),
-    weigh_s=rarely(0.0, 5.0),
-    micro_steps=rarely(1.0, 4.0),
-    micro_step_s=rarely(0.0, 3.0, 60.0),
-    optimizer_s=rarely(0.0, 20.0),
-    publish_s=rarely(0.0, 20.0),
-    to_training_s=rarely(8.0, 0.0, 400.0),
-    to_rollout_s=rarely(3.0, 0.0, 400.0),
-    dropped=rarely(0.0, 0.2, 0.7),
-    weightless=rarely(0.0, 0.3, 1.0),
-    failed_moves=rarely(0.0, 0.2),
-    cell_life_s=rarely(0.0, 60.0, 600.0),
-    restart_s=rarely(0.0, 30.0, 500.0),
+    exec=st.builds(
+        Exec,
+        median_h=hours(20.0, 100.0),
+        sigma_within=rarely(0.1, 1.5),
+        sigma_group=rarely(0.0, 1.0),
+        timeout_h=hours(1000.0, 60.0),
+        timeout_clock=st.sampled_from(["active", "wall"]),
+        tokens_per_h=st.just(TOKENS_PER_H),
+    ),
+    rate=st.builds(Rate, env_frac=rarely(1.0, 0.4), alpha=rarely(0.0, 0.5)),
+    train=st.builds(
+        Train,
+        tokens_per_h_per_cell=st.sampled_from([TOKENS_PER_H * 10, TOKENS_PER_H * 1e9]),
+        microstep_tokens=st.sampled_from([1000, 50]),
+        opt_s=rarely(0.0, 20.0),
+    ),
+    cost=st.builds(
+        Cost,
+        settle_s=rarely(0.0, 10.0, 300.0),
+        weigh_s=rarely(0.0, 5.0),
+        publish_s=rarely(0.0, 20.0),
+        to_train_s=rarely(8.0, 0.0, 400.0),
+        to_rollout_s=rarely(3.0, 0.0, 400.0),
+        migrate_s=rarely(0.0, 5.0),
+        refresh_s=rarely(0.0, 7.0),
+    ),
+    failures=st.builds(
+        Failures,
+        dropped=rarely(0.0, 0.2, 0.7),
+        weightless=rarely(0.0, 0.3, 1.0),
+        slow_verifiers=rarely(0.0, 0.3),
+        slow_s=st.just(500.0),
+        failed_moves=rarely(0.0, 0.2),
+        cell_life_h=hours(0.0, 60.0, 600.0),
+        restart_s=rarely(0.0, 30.0, 500.0),
+    ),
+)
+
+
+EVALUATIONS = st.builds(
+    Evaluations,
+    count=st.sampled_from([0, 1, 4, 12]),
+    every=st.integers(0, 3),
+    before=st.booleans(),
+    after=st.booleans(),
 )
 
 
@@ -304,7 +395,10 @@ def plans(draw: st.DrawFn, kinds: tuple[str, ...] = ("elastic", "async", "coloca
     training = 1 if cells == 1 else draw(st.integers(1, cells - 1))
     letters = {"groups_per_step": (1, 3), "group_size": (2, 3), "steps": (1, 5), "capacity": (1, 5)}
     letters |= {"mu": (1, 2), "phi": (0, 2), "slack": (0, 2)}
-    drawn = {name: draw(st.integers(*bounds)) for name, bounds in letters.items()}
+    drawn: dict[str, Any] = {name: draw(st.integers(*bounds)) for name, bounds in letters.items()}
+    drawn["evaluations"] = draw(EVALUATIONS)
+    if drawn["evaluations"].count and drawn["evaluations"].before and draw(st.integers(0, 9)) == 0:
+        drawn["steps"] = 0
     return Plan.for_policy(kind, training=training, cells=cells, standalone=standalone, **drawn)
 
 
@@ -343,8 +437,9 @@ def test_elastic_ends_without_its_satellites(plan: Plan, work: Workload, seed: i
                 super().lose(cell)
 
     async def play_alone() -> State:
-        settled = Workload(**(vars(work) | {"cell_life_s": 60.0, "restart_s": FOR_EVER, "failed_moves": 0.0}))
-        case = Case(plan, settled, seed, losses=losses)
+        deadly = {"cell_life_h": 60.0 / HOUR, "restart_s": FOR_EVER, "failed_moves": 0.0}
+        alone = work.model_copy(update={"failures": work.failures.model_copy(update=deadly)})
+        case = Case(plan, alone, seed, losses=losses)
         world, watch = CoreLives(case), Watch(case, start(plan))
         while not watch.state.done:
             world.begin(watch.step(await world.next_event()))

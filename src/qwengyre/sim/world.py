@@ -1,64 +1,73 @@
-"""A World in virtual time: performs the scheduler's actions with durations of a Workload, losses of cells included.
+"""A World in virtual time: performs the scheduler's actions with the durations of a Workload, losses included.
 
 The second implementation of the seam in `loop.py`. `next_event` never waits: it turns a heap of planned happenings.
+Executions share the speed of their cell (`cell.py`); everything else takes a fixed time.
 """
 
-import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
 
 from qwengyre.errors import RunError
-from qwengyre.loop import run
 from qwengyre.schedule import actions as act
 from qwengyre.schedule import events as ev
-from qwengyre.schedule.state import Plan, State
-from qwengyre.schedule.step import start
-from qwengyre.sim.workload import Work, Workload
-from qwengyre.types import ExecutionId, Role
+from qwengyre.schedule.state import Plan
+from qwengyre.sim.cell import SimCell, Work
+from qwengyre.sim.executions import Source
+from qwengyre.sim.ledger import SimLedger
+from qwengyre.sim.rates import Rates
+from qwengyre.sim.workload import HOUR, Workload
+from qwengyre.types import Ending, ExecutionId, Role, Verdict
+
+VISITORS = 1_000_000
+"""Executions of evaluations are drawn from the groups that begin here."""
 
 
 @dataclass
-class SimCell:
-    """A cell. `life` grows with every change of role or restart: what was planned for an earlier one is void."""
+class Tally:
+    """What a run did, counted as it happens."""
 
-    role: Role = Role.ROLLOUT
-    incarnation: int = 0
-    life: int = 0
-    working: bool = False
-    guests: dict[ExecutionId, None] = field(default_factory=dict[ExecutionId, None])
-
-
-@dataclass
-class SimLedger:
-    """Micro-steps of the open step, as counts."""
-
-    step: int = -1
-    pending: int = 0
-    claimed: int = 0
-    counted: int = 0
+    ended: int = 0
+    timed_out: int = 0
+    dropped: int = 0
+    tokens: float = 0.0
+    """Made by executions, whether or not they were trained."""
+    trained_s: float = 0.0
+    """Cell-seconds of micro-steps that were counted, and of the optimizer."""
+    moved: int = 0
+    """Executions that were given another home."""
+    switches: int = 0
+    """Moves of cells that ended in the role that was asked for."""
 
 
 class SimWorld:
-    """See the module. All randomness comes from `rng`, drawn for executions in order of dispatch.
+    """See the module. `seed` draws what goes wrong; executions come from `source`, in order of dispatch.
 
     With `lag`, that many events are always under way: the scheduler hears of things later than they happen.
     """
 
-    def __init__(self, plan: Plan, workload: Workload, rng: np.random.Generator, lag: int = 0) -> None:
+    def __init__(self, plan: Plan, workload: Workload, source: Source, seed: int = 0, lag: int = 0) -> None:
         self.now = 0.0
-        self._plan, self._workload, self._lag = plan, workload, lag
-        self._rng, self._failures = rng.spawn(2)
+        self.tally = Tally()
+        self._plan, self._workload, self._source, self._lag = plan, workload, source, lag
+        self._failures = np.random.default_rng([seed, 2])
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._planned = 0
         self._events: deque[ev.Event] = deque()
-        self._cells = [SimCell() for _ in range(plan.num_cells)]
+        rates = Rates(workload.rate)
+        self._timeout_s = workload.exec.timeout_h * HOUR
+        self._active_clock = workload.exec.timeout_clock == "active"
+        limit = self._timeout_s if self._active_clock else float("inf")
+        self.cells = [SimCell(rates, limit) for _ in range(plan.num_cells)]
+        self._changed = dict[int, None]()  # cells whose next end must be planned anew
         self._work: dict[ExecutionId, Work] = {}
-        self._micro_steps: dict[int, int] = {}
+        self._tokens: dict[int, float] = {}  # made by the members of a group that are to be trained
+        self._micro_steps: dict[int, tuple[int, float]] = {}  # of a weighed group: how many, seconds of each
         self._ledger = SimLedger()
         self._era = 0  # grows with every loss of the core and every roll-back
         self._newest_version = 0
@@ -78,7 +87,10 @@ class SimWorld:
 
     async def next_event(self) -> ev.Event:
         """The next event in virtual time. Raises RunError when nothing can happen any more."""
-        while self._heap and len(self._events) <= self._lag:
+        while len(self._events) <= self._lag:
+            self._plan_ends()
+            if not self._heap:
+                break
             self.now, _, happen = heapq.heappop(self._heap)
             happen()
         if not self._events:
@@ -90,104 +102,163 @@ class SimWorld:
 
     def _dispatch(self, action: act.Dispatch) -> None:
         for group in range(action.first, action.first + action.count):
-            self._micro_steps[group] = self._workload.group(self._rng)
-            for member in range(self._plan.group_size):
-                self._work[ExecutionId(group, member)] = self._workload.execution(self._rng)
+            drawn = self._source.group(group)
+            self._tokens[group] = float("-inf") if drawn.weightless else 0.0
+            for member, draw in enumerate(drawn.executions):
+                execution = ExecutionId(group, member)
+                self._work[execution] = Work(execution, draw)
 
     def _place(self, action: act.Place) -> None:
+        work = self._work.get(action.execution) or self._visitor(action.execution)
         self._report(ev.Placed, action.execution)
-        self._house(action.execution, action.cell)
+        if not self._active_clock:
+            self._after(self._timeout_s, lambda: self._end(work, timed_out=True))
+        self._house(work, action.cell)
+        self._go_on(work)
+
+    def _visitor(self, execution: ExecutionId) -> Work:
+        """An execution of an evaluation: like those of training, and of no group."""
+        index, member = divmod(execution.member, self._plan.group_size)
+        work = Work(execution, self._source.group(VISITORS + index).executions[member])
+        return self._work.setdefault(execution, work)
 
     def _rehome(self, action: act.Rehome) -> None:
         for execution, cell in action.homes:
-            if execution not in self._work:
+            if (work := self._work.get(execution)) is None:
                 continue  # it ended before its new home was known
-            self._suspend(execution)
-            self._cells[self._work[execution].home].guests.pop(execution, None)
-            self._house(execution, cell)
+            self._leave(work)
+            self._house(work, cell)
+            self.tally.moved += 1
+            stamp = work.stamp
+            self._after(self._workload.cost.migrate_s, lambda w=work, s=stamp: self._go_on(w) if w.stamp == s else None)
 
-    def _house(self, execution: ExecutionId, cell: int) -> None:
-        self._work[execution].home = cell
-        self._cells[cell].guests[execution] = None
-        self._resume(execution)
+    def _house(self, work: Work, cell: int) -> None:
+        """It holds a slot there; it does not go on yet."""
+        self.cells[cell].advance(self.now)
+        work.home = cell
+        self.cells[cell].guests[work.id] = work
 
-    def _resume(self, execution: ExecutionId) -> None:
-        work = self._work[execution]
-        if self._cells[work.home].role is Role.ROLLOUT and work.resumed_at is None:
-            work.resumed_at, pause = self.now, work.pause
-            self._after(work.left_s, lambda: self._end(execution) if work.pause == pause else None)
+    def _go_on(self, work: Work) -> None:
+        self.cells[work.home].enter(work, self.now)
+        self._changed[work.home] = None
 
-    def _suspend(self, execution: ExecutionId) -> None:
-        work = self._work[execution]
-        if work.resumed_at is not None:
-            work.left_s -= self.now - work.resumed_at
-            work.resumed_at = None
-            work.pause += 1
+    def _leave(self, work: Work) -> None:
+        if work.id in self.cells[work.home].guests:
+            self.cells[work.home].leave(work, self.now)
+            self._changed[work.home] = None
 
-    def _end(self, execution: ExecutionId) -> None:
-        work = self._work.pop(execution)
-        del self._cells[work.home].guests[execution]
-        self._report(ev.Ended, execution, work.ending)
-        settled = (ev.Settled, execution, work.verdict, work.score)
-        self._after(self._workload.settle_s, lambda: self._report(*settled))
+    def _plan_ends(self) -> None:
+        """Of each cell on which something changed, the next execution that ends."""
+        for index in self._changed:
+            cell = self.cells[index]
+            cell.advance(self.now)
+            cell.plan += 1
+            if (end := cell.next_end()) is not None:
+                self._after(
+                    end.seconds, lambda c=cell, p=cell.plan, e=end: self._end_planned(c, p, e.work, e.timed_out)
+                )
+        self._changed.clear()
+
+    def _end_planned(self, cell: SimCell, plan: int, work: Work, timed_out: bool) -> None:
+        if cell.plan == plan:
+            self._end(work, timed_out)
+
+    def _end(self, work: Work, timed_out: bool) -> None:
+        if self._work.pop(work.id, None) is None:
+            return  # with the clock `wall`: it was over before
+        self._leave(work)
+        draw, tally = work.draw, self.tally
+        tokens = draw.tokens_per_s * min(work.done_s, draw.work_s)
+        tally.ended += 1
+        tally.timed_out += timed_out
+        tally.dropped += draw.dropped
+        tally.tokens += tokens
+        if not draw.dropped and work.id.group >= 0:
+            self._tokens[work.id.group] += tokens
+        late, over = Ending.HARNESS_TIMEOUT if timed_out else Ending.FINISHED, Ending.OVERALL_TIMEOUT
+        self._report(ev.Ended, work.id, over if draw.dropped else late)
+        verdict = Verdict.DROPPED if draw.dropped else Verdict.SCORED
+        self._after(draw.settle_s, lambda: self._report(ev.Settled, work.id, verdict, 0.0))
 
     def _weigh(self, action: act.Weigh) -> None:
-        weighed = (ev.Weighed, action.group, self._micro_steps[action.group], 0)
-        self._after(self._workload.weigh_s, lambda: self._report(*weighed))
+        train, tokens = self._workload.train, self._tokens[action.group]
+        count = max(1, ceil(tokens / train.microstep_tokens)) if tokens >= 0 else 0
+        seconds = max(0.0, tokens) / train.tokens_per_h_per_cell * HOUR
+        self._micro_steps[action.group] = (count, seconds / max(1, count))
+        weighed = (ev.Weighed, action.group, count, int(max(0.0, tokens)))
+        self._after(self._workload.cost.weigh_s, lambda: self._report(*weighed))
 
     # --- cells -----------------------------------------------------------------------------------------------------
 
     def _move(self, action: act.Move) -> None:
-        cell, training = self._cells[action.cell], action.role is Role.TRAINING
+        cell, training = self.cells[action.cell], action.role is Role.TRAINING
         if cell.role is Role.LOST or action.incarnation not in (-1, cell.incarnation):
             return  # meant for one that died: its CellLost withdraws the move
         before = cell.role
         self._become(action.cell, Role.TO_TRAINING if training else Role.TO_ROLLOUT)
-        fails = self._failures.random() < self._workload.failed_moves
+        fails = self._failures.random() < self._workload.failures.failed_moves
         role = before if fails else action.role
 
         def arrive() -> None:
+            self.tally.switches += not fails
             self._become(action.cell, role)
             self._report(ev.Moved, action.cell, role)
             self._feed()
 
-        self._after_in_life(
-            action.cell, self._workload.to_training_s if training else self._workload.to_rollout_s, arrive
-        )
+        cost = self._workload.cost
+        self._after_in_life(action.cell, cost.to_train_s if training else cost.to_rollout_s, arrive)
 
     def _become(self, index: int, role: Role) -> None:
-        """A new role: executions at home go on or are suspended, a claim returns."""
-        cell = self._cells[index]
+        """A new role: executions at home go on or are suspended in place, a claim returns."""
+        cell = self.cells[index]
+        cell.advance(self.now)
         cell.role = role
         cell.life += 1
-        if cell.working:
-            cell.working = False
-            self._ledger.claimed -= 1
-            self._ledger.pending += 1
+        self._changed[index] = None
+        if cell.claim is not None:
+            self._ledger.give_back(cell.claim)
+            cell.claim = None
             self._backlog()
-        for execution in cell.guests:
-            if role is Role.ROLLOUT:
-                self._resume(execution)
-            else:
-                self._suspend(execution)
+        cell.frozen = False
+        if role is Role.ROLLOUT:
+            self._refresh(index)
+
+    def _refresh(self, index: int) -> None:
+        """The keys and values of its executions are made again."""
+        cell, seconds = self.cells[index], self._workload.cost.refresh_s
+        if not (seconds and cell.guests):
+            return
+
+        def thaw() -> None:
+            cell.advance(self.now)
+            cell.frozen = False
+            self._changed[index] = None
+
+        cell.advance(self.now)
+        cell.frozen = True
+        self._changed[index] = None
+        self._after_in_life(index, seconds, thaw)
 
     def _plan_loss(self, cell: int) -> None:
-        if self._workload.cell_life_s:
-            incarnation = self._cells[cell].incarnation
-            life_s = float(self._failures.exponential(self._workload.cell_life_s))
-            self._after(life_s, lambda: self.lose(cell) if self._cells[cell].incarnation == incarnation else None)
+        if life := self._workload.failures.cell_life_h:
+            incarnation = self.cells[cell].incarnation
+            life_s = float(self._failures.exponential(life * HOUR))
+            self._after(life_s, lambda: self.lose(cell) if self.cells[cell].incarnation == incarnation else None)
 
-    def lose(self, cell: int) -> None:
+    def lose(self, index: int) -> None:
         """The cell dies now and restarts later; with the core, the run rolls back to its newest checkpoint."""
-        if self._cells[cell].role is Role.LOST:
+        cell = self.cells[index]
+        if cell.role is Role.LOST:
             return
-        self._become(cell, Role.LOST)
-        self._report(ev.CellLost, cell, self._cells[cell].incarnation)
-        self._cells[cell].incarnation += 1
-        if cell == 0:
+        self._become(index, Role.LOST)
+        for work in list(cell.guests.values()):
+            self._leave(work)
+        self._report(ev.CellLost, index, cell.incarnation)
+        cell.incarnation += 1
+        if index == 0:
             self._era += 1
         self._feed()
-        self._after_in_life(cell, self._workload.restart_s, lambda: self._restart(cell))
+        self._after_in_life(index, self._workload.failures.restart_s, lambda: self._restart(index))
 
     def _restart(self, cell: int) -> None:
         self._plan_loss(cell)
@@ -202,8 +273,10 @@ class SimWorld:
         self._era += 1
         self._newest_version += 1
         self._ledger = SimLedger()
-        for index, cell in enumerate(self._cells):
-            cell.working = False
+        for index, cell in enumerate(self.cells):
+            cell.claim = None
+            for work in list(cell.guests.values()):
+                self._leave(work)
             if cell.role is not Role.LOST or index == 0:
                 self._become(index, Role.ROLLOUT)
                 self._report_ready(index)
@@ -212,43 +285,47 @@ class SimWorld:
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def _open_step(self, action: act.OpenStep) -> None:
-        assert not self._ledger.pending + self._ledger.claimed, f"step {self._ledger.step} has work left"
+        assert not self._ledger.open, f"step {self._ledger.step} has work left"
         self._ledger = SimLedger(action.step)
 
     def _admit(self, action: act.Admit) -> None:
         assert action.step == self._ledger.step, f"step {action.step} is not open"
-        self._ledger.pending += self._micro_steps[action.group]
-        self._backlog()
+        count, seconds = self._micro_steps[action.group]
+        self._ledger.pending.extend([seconds] * count)
         self._feed()
+        self._backlog()
 
-    def _feed(self) -> None:
-        """Every idle training cell claims a micro-step."""
-        for index, cell in enumerate(self._cells):
-            if cell.role is Role.TRAINING and not cell.working and self._ledger.pending and self._core_lives():
-                cell.working = True
-                self._ledger.pending -= 1
-                self._ledger.claimed += 1
-                self._backlog()
-                self._after_in_life(index, self._workload.micro_step_s, lambda cell=cell: self._count(cell))
+    def _feed(self) -> bool:
+        """Every idle training cell claims a micro-step. Did one?"""
+        fed = False
+        for index, cell in enumerate(self.cells):
+            if not (self._ledger.pending and self._core_lives()):
+                break
+            if cell.role is Role.TRAINING and cell.claim is None:
+                cell.claim, fed = self._ledger.claim(), True
+                self._after_in_life(index, cell.claim, lambda c=cell: self._count(c))
+        return fed
 
     def _count(self, cell: SimCell) -> None:
         if self._core_lives():
-            cell.working = False
-            self._ledger.claimed -= 1
-            self._ledger.counted += 1
-            self._backlog()
+            self.tally.trained_s += cell.claim or 0.0
+            cell.claim = None
+            self._ledger.count()
             self._feed()
+            self._backlog()
 
     def _core_lives(self) -> bool:
-        return self._cells[0].role is not Role.LOST
+        return self.cells[0].role is not Role.LOST
 
     def _close_step(self, action: act.CloseStep) -> None:
         if not self._core_lives():
             return
-        assert self._ledger.pending + self._ledger.claimed == 0, f"step {action.step} has work left"
+        assert not self._ledger.open, f"step {action.step} has work left"
         trained = self._ledger.counted > 0
-        assert self._cells[0].role is Role.TRAINING or not trained, "the optimizer needs a core in training"
-        self._in_era(self._workload.optimizer_s * trained, lambda: self._report(ev.StepClosed, action.step))
+        assert self.cells[0].role is Role.TRAINING or not trained, "the optimizer needs a core in training"
+        seconds = self._workload.train.opt_s * trained
+        self.tally.trained_s += seconds
+        self._in_era(seconds, lambda: self._report(ev.StepClosed, action.step))
 
     def _publish(self, action: act.Publish) -> None:
         assert action.version > self._newest_version, f"version {action.version} was used before"
@@ -258,9 +335,12 @@ class SimWorld:
 
         def publish() -> None:
             self._checkpoint = action.step
+            for index, cell in enumerate(self.cells):
+                if cell.role is Role.ROLLOUT:
+                    self._refresh(index)
             self._report(ev.Published, action.version)
 
-        self._in_era(self._workload.publish_s, publish)
+        self._in_era(self._workload.cost.publish_s, publish)
 
     # --- time ------------------------------------------------------------------------------------------------------
 
@@ -270,8 +350,8 @@ class SimWorld:
 
     def _after_in_life(self, cell: int, seconds: float, happen: Callable[[], None]) -> None:
         """Unless the cell changes its role or dies before."""
-        life = self._cells[cell].life
-        self._after(seconds, lambda: happen() if self._cells[cell].life == life else None)
+        life = self.cells[cell].life
+        self._after(seconds, lambda: happen() if self.cells[cell].life == life else None)
 
     def _in_era(self, seconds: float, happen: Callable[[], None]) -> None:
         """Unless the core dies before."""
@@ -282,11 +362,11 @@ class SimWorld:
         self._events.append(event(self.now, *fields))
 
     def _report_ready(self, cell: int) -> None:
-        self._report(ev.CellReady, cell, self._cells[cell].incarnation, self._plan.capacity)
+        self._report(ev.CellReady, cell, self.cells[cell].incarnation, self._plan.capacity)
 
     def _backlog(self) -> None:
         ledger = self._ledger
-        self._report(ev.Backlog, ledger.step, ledger.pending, ledger.claimed, ledger.counted)
+        self._report(ev.Backlog, ledger.step, len(ledger.pending), ledger.claimed, ledger.counted)
 
     _DO: dict[type[act.Action], Callable[["SimWorld", Any], None]] = {  # noqa: RUF012
         act.Dispatch: _dispatch,
@@ -299,23 +379,3 @@ class SimWorld:
         act.CloseStep: _close_step,
         act.Publish: _publish,
     }
-
-
-@dataclass
-class Record:
-    """The journal of a simulated run, in memory."""
-
-    entries: list[tuple[ev.Event, tuple[act.Action, ...]]] = field(
-        default_factory=list[tuple[ev.Event, tuple[act.Action, ...]]]
-    )
-
-    def append(self, event: ev.Event, actions: Sequence[act.Action], state: State) -> None:
-        """Keep a line."""
-        self.entries.append((event, tuple(actions)))
-
-
-def simulate(plan: Plan, workload: Workload, rng: np.random.Generator) -> tuple[State, Record]:
-    """A whole run in virtual time. Raises RunError when it cannot go on."""
-    record = Record()
-    state = asyncio.run(run(start(plan), (), SimWorld(plan, workload, rng), record))
-    return state, record
