@@ -128,6 +128,9 @@ class Trainer(Section):
     kind: str = "torch"
     loss: Literal["cispo"] = "cispo"
     learning_rate: float = Field(default=3e-5, ge=0)
+    """The highest; `schedule` says how it goes on after the first `warmup_steps`."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
     clip_norm: float = Field(default=1.0, gt=0)
     microstep_tokens: int = Field(default=1024, ge=16)

@@ -61,10 +61,11 @@ class Data:
 
 
 class Books:
-    learning_rate = LEARNING_RATE
-
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+
+    def learning_rate(self, step: int) -> float:
+        return LEARNING_RATE
 
     def born(self, group: int) -> int:
         return 0

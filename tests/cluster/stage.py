@@ -31,10 +31,11 @@ WINDOW = 1024
 class Ledgers:
     """`Books` of a run that keeps nothing but its moves."""
 
-    learning_rate = 1e-2
-
     def __init__(self) -> None:
         self.moves: list[MoveRecord] = []
+
+    def learning_rate(self, step: int) -> float:
+        return 1e-2
 
     def temperature_of(self, execution: ExecutionId) -> None: ...
 
@@ -53,7 +54,7 @@ class Ledgers:
 
     def checkpoint_for(self, version: int, steps: int) -> None: ...
 
-    def completed(self, checkpoint: Any) -> None: ...
+    def completed(self, checkpoint: Any, seconds: float) -> None: ...
 
 
 class PaperBox:

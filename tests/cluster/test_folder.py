@@ -70,3 +70,10 @@ def test_only_complete_checkpoints_count_and_old_ones_go(tmp_path: Path) -> None
     assert [c.step for c in complete(tmp_path)] == [2, 3]
     prune(tmp_path, keep=0)
     assert [c.step for c in complete(tmp_path)] == [2, 3]
+
+
+def test_a_checkpoint_says_what_it_took(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"x" * 100)
+    said = Checkpoint(tmp_path, 3, 7).complete(1.25)
+    assert json.loads((tmp_path / MARK).read_text()) == said
+    assert (said["step"], said["version"], said["seconds"], said["bytes"]) == (3, 7, 1.25, 100)

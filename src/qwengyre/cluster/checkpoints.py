@@ -1,7 +1,7 @@
 """Checkpoints of a run: `checkpoints/step-000002/`, a HF folder that `from_pretrained` opens, complete or absent.
 
-A folder counts only when it holds `run.json`, which is written last: {schema_version, step, version}, where `step` is
-the number of finished optimizer steps it contains.
+A folder counts only when it holds `run.json`, which is written last: {schema_version, step, version, seconds, bytes},
+where `step` is the number of finished optimizer steps it contains; seconds and bytes are what writing it took.
 """
 
 import json
@@ -9,6 +9,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MARK = "run.json"
 
@@ -21,14 +22,22 @@ class Checkpoint:
     step: int
     version: int
 
-    def complete(self) -> None:
-        """Mark the folder complete, durably."""
+    def complete(self, seconds: float = 0.0) -> dict[str, Any]:
+        """Mark the folder, which was written in `seconds`, complete, durably. Returns what the mark says."""
+        said: dict[str, Any] = {
+            "schema_version": 1,
+            "step": self.step,
+            "version": self.version,
+            "seconds": round(seconds, 3),
+        }
+        said["bytes"] = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
         unfinished = self.folder / f".{MARK}"
         with unfinished.open("w") as file:
-            json.dump({"schema_version": 1, "step": self.step, "version": self.version}, file)
+            json.dump(said, file)
             file.flush()
             os.fsync(file.fileno())
         unfinished.rename(self.folder / MARK)
+        return said
 
 
 def complete(run_dir: Path) -> list[Checkpoint]:

@@ -5,6 +5,7 @@ A plain class; `ray.py` makes it an actor with one event loop. `run` is called o
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,11 @@ from qwengyre.config import Config
 from qwengyre.loop import run
 from qwengyre.schedule import events as ev
 from qwengyre.schedule.actions import Action, Evaluate, Evaluated, Void
+from qwengyre.schedule.doing import doing
 from qwengyre.schedule.state import State
 from qwengyre.schedule.step import start, step
 from qwengyre.schedule.waiting import waiting
+from qwengyre.trainer.rate import rate
 from qwengyre.trajectory.pack import Recipe
 from qwengyre.types import Ending, ExecutionId, Query, Settlement
 
@@ -57,6 +60,8 @@ class Control:
         self._supervisor: Supervisor | None = None
         self._running: asyncio.Task[dict[str, Any]] | None = None
         self._rows: list[dict[str, Any]] = []
+        self._saved: list[dict[str, Any]] = []
+        """Checkpoints of this process: step, version, seconds, bytes."""
         for name in ("scores.jsonl", "metrics.jsonl", "moves.jsonl"):
             mend(spec.run_dir / name)
         self._scores = (spec.run_dir / "scores.jsonl").open("a")
@@ -73,12 +78,13 @@ class Control:
         self._groups = Groups(folder / "calls", config.rl.group_size, recipe)
         self._evaluations = Evaluations(folder / "evals.jsonl", self._slots(folder / "tasks"))
         self._void: dict[int, str] = {}
+        self._endings: Counter[str] = Counter()
         self._notes: dict[ExecutionId, tuple[Ending, Settlement]] = {}
 
-    @property
-    def learning_rate(self) -> float:
-        """Constant over the run."""
-        return self._spec.config.trainer.learning_rate
+    def learning_rate(self, step: int) -> float:
+        """As the schedule says; the same after a resume."""
+        config, trainer = self._spec.config, self._spec.config.trainer
+        return rate(step, config.run.steps, trainer.learning_rate, trainer.schedule, trainer.warmup_steps)
 
     async def run(self, hands: Hands) -> dict[str, Any]:
         """The whole run, or the rest of one whose journal lies in the run folder: after the death of control or of the
@@ -127,6 +133,8 @@ class Control:
         """What control itself keeps of the journal; also run over a recovered one."""
         if isinstance(event, ev.Settled):
             (self._groups if event.execution.evaluation < 0 else self._evaluations).settle(event)
+        if isinstance(event, ev.Ended):
+            self._endings[str(event.ending)] += 1
         if isinstance(event, ev.RolledBack):
             self._evaluations.forget_after(event.step)
         for action in actions:
@@ -155,21 +163,26 @@ class Control:
         tokens, calls = await world.pulse()
         return {
             "phase": "done" if state.done else "running",
-            "alive": world.reported + tokens,
+            "alive": world.reported + sum(tokens.values()),
+            "tokens": tokens,
             "calls": calls,
             "at": world.crew.clock(),
             "step": state.finished_steps,
             "steps": state.plan.steps,
             "version": state.version,
+            "doing": [str(word) for word in doing(state)],
             "roles": {str(cell): str(role) for cell, role in state.roles.items()},
             "dispatched": state.ended + state.waterlevel,
             "placed": state.ended + state.waterlevel - state.queued,
             "ended": state.ended,
             "evaluation": self._evaluating(state),
             "evaluations": self._evaluations.rows,
+            "to_evaluate": state.plan.evaluations.left(state.step, state.plan.steps, state.evaluated),
+            "endings": dict(self._endings),
             "backlog": [len(world.training.ledger.pending), len(world.training.ledger.claimed)],
             "rows": self._rows,
             "moves": self._moves,
+            "checkpoints": self._saved,
             "deaths": self._supervisor.deaths if self._supervisor else [],
             "phases": dict(world.moves.now),
             "waiting": world.crew.waits + waiting(state),
@@ -321,6 +334,6 @@ class Control:
         folder = self._spec.run_dir / "checkpoints" / f"step-{steps:06d}"
         return Checkpoint(folder, steps, version) if due else None
 
-    def completed(self, checkpoint: Checkpoint) -> None:
-        checkpoint.complete()
+    def completed(self, checkpoint: Checkpoint, seconds: float) -> None:
+        self._saved.append(checkpoint.complete(seconds))
         prune(self._spec.run_dir, self._spec.config.checkpoint.keep)

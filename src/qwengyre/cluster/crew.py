@@ -99,9 +99,8 @@ class Crew:
 class Books(Protocol):
     """What control keeps of a run, and is asked or told."""
 
-    @property
-    def learning_rate(self) -> float:
-        """Constant over the run."""
+    def learning_rate(self, step: int) -> float:
+        """Of this optimizer step."""
         ...
 
     def query_of(self, execution: ExecutionId) -> Query:
@@ -132,8 +131,8 @@ class Books(Protocol):
         """The checkpoint that is due with the publish of `version`, which contains `steps` steps."""
         ...
 
-    def completed(self, checkpoint: Checkpoint) -> None:
-        """Its weights are on disk: mark it complete."""
+    def completed(self, checkpoint: Checkpoint, seconds: float) -> None:
+        """Its weights are on disk, written in `seconds`: mark it complete."""
         ...
 
 

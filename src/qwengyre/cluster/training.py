@@ -53,6 +53,8 @@ class Training:
     """Held while the published version changes: no cell becomes routable meanwhile."""
     published: Snapshot | None = None
     """The weights that rollout cells hold; None until a second cell needs them."""
+    trained_tokens: int = 0
+    """Tokens of all counted micro-steps."""
     _records: dict[int, StepRecord] = field(default_factory=dict[int, StepRecord])
     _steps: dict[int, int] = field(default_factory=dict[int, int])
     """Satellite -> the step of its weights."""
@@ -224,6 +226,7 @@ class Training:
         """The gradient of these micro-steps lies at the core. Produces Backlog."""
         for claim, sums, seconds in done:
             if self.ledger.count(claim):
+                self.trained_tokens += claim.micro_step.tokens
                 self._records[claim.step].add(sums, seconds)
         self._backlog()
 
@@ -233,8 +236,9 @@ class Training:
         """The optimizer step, with scale 1/E; a step without weight makes no optimizer call. Produces StepClosed."""
         record = self._records[step]
         if self.ledger.counted:
-            metrics = await self._core("close_step", step, 1.0 / record.num_executions, self.books.learning_rate)
-            record.optimizer = metrics | {"learning_rate": self.books.learning_rate}
+            rate = self.books.learning_rate(step)
+            metrics = await self._core("close_step", step, 1.0 / record.num_executions, rate)
+            record.optimizer = metrics | {"learning_rate": rate}
         else:
             await self._core("skip_step", step)
         record.closed = self.crew.clock()
@@ -253,8 +257,9 @@ class Training:
                 await self._core("publish", version, snapshot)
             checkpoint = self.books.checkpoint_for(version, step)
             if checkpoint is not None:
+                began = self.crew.clock()
                 await self.crew.core.save.remote(checkpoint.folder)
-                self.books.completed(checkpoint)
+                self.books.completed(checkpoint, self.crew.clock() - began)
             self.crew.version, self.published = version, snapshot
             rolling = {cell: self._incarnation(cell) for cell in self.crew.rolling if cell != CORE}
             await asyncio.gather(*(self._stamp(cell, incarnation, snapshot) for cell, incarnation in rolling.items()))
