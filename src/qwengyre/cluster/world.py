@@ -18,6 +18,8 @@ from qwengyre.errors import QwenGyreError, RunError, StartingError
 from qwengyre.schedule import actions as act
 from qwengyre.schedule import events as ev
 
+ENGINE_TOKENS = {"sampled": "decode_tokens", "read": "prefill_tokens"}
+"""Kind of token -> the engine's counter."""
 KEPT_ACTIONS = {act.Place.type, act.Weigh.type, "attach"}
 KEPT_EVENTS = (ev.Placed, ev.Ended, ev.Settled, ev.Weighed)
 """What a return to a checkpoint leaves alone: executions, and the weighing of their groups."""
@@ -82,15 +84,18 @@ class Cluster:
         """The next `next_event` raises this."""
         self._events.put_nowait(error)
 
-    async def pulse(self) -> tuple[int, int]:
-        """(tokens that the engines have computed so far, model calls in flight): signs of life between two events."""
+    async def pulse(self) -> tuple[dict[str, int], int]:
+        """(tokens computed so far: sampled, read and trained; model calls in flight): signs of life between two
+        events. Counts fall when a process that counted them died."""
         asked = [self.crew.handle(cell).stats.remote() for cell in self.crew.live]
         stats = await asyncio.gather(*asked, return_exceptions=True)
-        tokens = sum(s["prefill_tokens"] + s["decode_tokens"] for s in stats if not isinstance(s, BaseException))
+        known = [s for s in stats if not isinstance(s, BaseException)]
+        tokens = {kind: int(sum(s[name] for s in known)) for kind, name in ENGINE_TOKENS.items()}
+        tokens["trained"] = self.training.trained_tokens
         try:
-            return int(tokens), len(await self.crew.hands.gateway.live.remote())
+            return tokens, len(await self.crew.hands.gateway.live.remote())
         except (*self.crew.hands.lost, StartingError):
-            return int(tokens), 0
+            return tokens, 0
 
     async def _do(self, action: act.Action) -> None:
         work: Coroutine[Any, Any, None] | None = None

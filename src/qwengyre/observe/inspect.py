@@ -15,7 +15,7 @@ from rich.table import Table
 from qwengyre.errors import ConfigError
 from qwengyre.gateway.journal import CallLog, read_calls
 from qwengyre.gateway.journal import rebuild as rebuild_tree
-from qwengyre.observe.progress import move_line
+from qwengyre.observe.lines import move_line
 from qwengyre.trajectory.roles import roles
 from qwengyre.trajectory.select import rng_for, select
 from qwengyre.trajectory.tree import Tree

@@ -1,4 +1,4 @@
-"""The run on the terminal: a live table where there is a terminal, plain lines where there is none.
+"""The run on the terminal: a live page where there is a terminal, plain lines where there is none.
 
 Reads what control's `status` says and nothing else, so it can never hold the run up.
 """
@@ -7,9 +7,24 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
+
+from qwengyre.observe.lines import (
+    evaluating,
+    evaluation_line,
+    executions_of,
+    move_line,
+    now_line,
+    step_line,
+    tokens_line,
+    trend,
+    waiting_lines,
+)
+from qwengyre.observe.story import STEPS, Story, warnings
+from qwengyre.observe.timeline import MARGIN, span
 
 QUIET_S = 10.0
 """A plain line at most so often while something is going on."""
@@ -17,6 +32,10 @@ STUCK_S = 30.0
 """When nothing changes for so long, the plain view says who waits for what, and again after as long."""
 CAUSES = 3
 """Sentences of who waits for what, the nearest cause first."""
+STEPS_SHOWN = 8
+MOVES_SHOWN = 3
+WIDEST = 120
+"""Columns of the live page, at most."""
 
 
 class View(Protocol):
@@ -32,69 +51,40 @@ def view(console: Console) -> View:
     return LiveView(console) if console.is_terminal else PlainView(console)
 
 
-def step_line(row: dict[str, Any]) -> str:
-    """One finished step in one line."""
-    optimizer = f"grad norm {row['actor/grad_norm']:.4f}" if row["actor/optimizer_step"] else "no gradient"
-    return (
-        f"step {row['step'] + 1}: reward {row['reward/mean']:.3f} over {row['executions']} executions "
-        f"({row['reward/live_groups']} of {len(row['groups'])} groups live), {optimizer}, "
-        f"staleness {row['staleness/max']}, weights v{row['version']}, {row['time/step']:.0f} s"
-    )
-
-
-def now_line(status: dict[str, Any]) -> str:
-    """What is going on, in one line."""
-    if status["phase"] == "starting":
-        return "; ".join(status["waiting"])
-    running = status["placed"] - status["ended"]
-    queued = status["dispatched"] - status["placed"]
-    pending, claimed = status["backlog"]
-    roles = " ".join(f"cell {cell}: {role}" for cell, role in status["roles"].items())
-    training = f", {pending + claimed} micro-steps to train" if pending + claimed else ""
-    return (
-        f"[{status['at']:6.0f} s] step {min(status['step'] + 1, status['steps'])}/{status['steps']}, "
-        f"executions: {running} running, {queued} queued, {status['ended']} ended{training}; {roles}"
-    )
-
-
-def move_line(row: dict[str, Any]) -> str:
-    """One move of a cell in one line."""
-    to = {"rollout": "to rollout", "training": "to training"}.get(row["role"], row["role"])
-    outcome = "" if row["outcome"] == row["role"] else f" FAILED, now {row['outcome']}: {row['failed']};"
-    phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in row["phases"].items())
-    return (
-        f"cell {row['cell']} {to} at {row['at']:.0f} s:{outcome} {row['live_executions']} live executions, "
-        f"{row['calls_continued']} calls continued with {row['tokens_kept']} tokens kept, "
-        f"KV of {row['kv_moved']} tokens moved, of {row['kv_recomputed']} recomputed; {row['seconds']:.2f} s: {phases}"
-    )
-
-
-def waiting_lines(status: dict[str, Any]) -> list[str]:
-    """Who waits for what, since when; first the cells in transit with the phase that they are in."""
-    phases = [f"cell {cell} is in phase '{phase}' of its move" for cell, phase in status.get("phases", {}).items()]
-    return [*phases, *status["waiting"]][:CAUSES]
-
-
 class PlainView:
-    """Lines: each finished step and each move, now and then what is going on, and when nothing is, why."""
+    """Lines: each finished step, evaluation and move, each warning once, now and then what is going on, and when
+    nothing is, why."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._story = Story()
         self._shown: dict[str, int] = {}
+        self._warned: set[str] = set()
         self._last, self._last_at = "", 0.0
 
     def __call__(self, status: dict[str, Any]) -> None:
+        self._story.see(status)
         self._news(status, "deaths", str)
+        self._news(status, "evaluations", evaluation_line)
         self._news(status, "moves", move_line)
         self._news(status, "rows", step_line)
+        self._warn(status)
         line = now_line(status)
-        key = line.partition("]")[2] or line
-        if key != self._last and time.monotonic() - self._last_at > QUIET_S:
-            self._last, self._last_at = key, time.monotonic()
-            self.say(line)
-        elif key == self._last and time.monotonic() - self._last_at > STUCK_S:
+        if line != self._last and time.monotonic() - self._last_at > QUIET_S:
+            self._last, self._last_at = line, time.monotonic()
+            self.say(self._now(status, line))
+        elif line == self._last and time.monotonic() - self._last_at > STUCK_S:
             self._last_at = time.monotonic()
-            self.say("waiting: " + "; ".join(waiting_lines(status)))
+            self.say("waiting: " + "; ".join(waiting_lines(status, CAUSES)))
+
+    def _now(self, status: dict[str, Any], line: str) -> str:
+        if status["phase"] == "starting":
+            return line
+        story, tokens = self._story, tokens_line(self._story.rates)
+        more = [f"tokens/s: {tokens}" if tokens else ""]
+        more += [f"reward {story.reward:.3f} over {min(STEPS, len(story.rows))} steps" if story.reward else ""]
+        more += [f"about {span(story.left_s)} left" if story.left_s else ""]
+        return f"[{status['at']:6.0f} s] " + "; ".join([line, *filter(None, more)])
 
     def _news(self, status: dict[str, Any], key: str, line: Callable[[dict[str, Any]], str]) -> None:
         """Rows that came since the last look. A control that restarted may show fewer."""
@@ -102,6 +92,13 @@ class PlainView:
         for row in rows[self._shown.get(key, 0) :]:
             self.say(line(row))
         self._shown[key] = max(self._shown.get(key, 0), len(rows))
+
+    def _warn(self, status: dict[str, Any]) -> None:
+        """Each once while it holds; one that comes again is told again."""
+        found = warnings(status)
+        for name in found.keys() - self._warned:
+            self.say(f"WARNING: {found[name]}")
+        self._warned = set(found)
 
     def say(self, line: str) -> None:
         """Print one line at once, never wrapped."""
@@ -112,34 +109,75 @@ class PlainView:
 
 
 class LiveView:
-    """A table of finished steps with a moving line below it."""
+    """One page that is drawn anew: where the run stands, what its cells do, the newest steps, what went wrong."""
 
     def __init__(self, console: Console) -> None:
+        self._story = Story()
         self._live = Live(console=console, refresh_per_second=4, transient=False)
         self._live.start()
 
     def __call__(self, status: dict[str, Any]) -> None:
-        moves = [move_line(row) for row in status.get("moves", [])[-CAUSES:]]
-        caption = "\n".join([*status.get("deaths", [])[-CAUSES:], *moves, now_line(status), *waiting_lines(status)])
-        table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
-        for column in ("step", "reward", "executions", "grad norm", "staleness", "weights", "seconds"):
-            table.add_column(column, justify="right")
-        for row in status.get("rows", [])[-12:]:
-            table.add_row(
-                str(row["step"] + 1),
-                f"{row['reward/mean']:.3f}",
-                str(row["executions"]),
-                f"{row['actor/grad_norm']:.4f}" if row["actor/optimizer_step"] else "-",
-                str(row["staleness/max"]),
-                f"v{row['version']}",
-                f"{row['time/step']:.0f}",
-            )
-        self._live.update(table)
+        self._story.see(status)
+        self._live.update(page(self._story, status, min(WIDEST, self._live.console.width)))
 
     def say(self, line: str) -> None:
-        """Print a line above the table."""
+        """Print a line above the page."""
         self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
         self._live.stop()
+
+
+def page(story: Story, status: dict[str, Any], width: int) -> Group:
+    """The whole live page. Every line fits into `width`, or is cut there."""
+    if status["phase"] == "starting":
+        return Group(*_texts(waiting_lines(status, CAUSES), width))
+    lines = [*_where(story, status), "", *story.timeline.draw(width, story.window(width - MARGIN)), ""]
+    below = [evaluation_line(row) for row in status.get("evaluations", [])[-MOVES_SHOWN:]]
+    below += [*status.get("deaths", [])[-CAUSES:], *(move_line(row) for row in status.get("moves", [])[-MOVES_SHOWN:])]
+    below += [f"waiting: {line}" for line in waiting_lines(status, 1)]
+    warned = [Text(f"WARNING: {line}") for line in warnings(status).values()]  # these may take a second line
+    return Group(*_texts(lines, width), *([_steps(story)] if story.rows else []), *_texts(below, width), *warned)
+
+
+def _texts(lines: list[str], width: int) -> list[Text]:
+    return [Text(line[:width], no_wrap=True) for line in lines]
+
+
+def _where(story: Story, status: dict[str, Any]) -> list[str]:
+    """Where the run stands, in four lines."""
+    left = f", about {span(story.left_s)} left" if story.left_s else ""
+    step = f"step {min(status['step'] + 1, status['steps'])} of {status['steps']}"
+    evaluation = f"; {evaluating(status['evaluation'])}" if status.get("evaluation") else ""
+    reward = "reward      after the first step"
+    if story.reward is not None:
+        rewards = [row["reward/mean"] for row in story.rows]
+        reward = f"reward      {story.reward:.3f} over the last {min(STEPS, len(rewards))} steps"
+        reward += f"; the first {rewards[0]:.3f}; step by step, in tenths: {trend(rewards, 40)}"
+    left_to_train, tokens = sum(status["backlog"]), tokens_line(story.rates)
+    training = f"; {left_to_train} micro-steps to train" if left_to_train else ""
+    return [
+        f"{step}{evaluation}; {span(status['at'])} so far{left}; weights v{status['version']}",
+        reward,
+        f"executions  {executions_of(status)}{training}",
+        f"tokens/s    {tokens or 'none now'}",
+    ]
+
+
+def _steps(story: Story) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("step", "reward", "live groups", "executions", "grad norm", "staleness", "weights", "time"):
+        table.add_column(column, justify="right")
+    for row in story.rows[-STEPS_SHOWN:]:
+        table.add_row(
+            str(row["step"] + 1),
+            f"{row['reward/mean']:.3f}",
+            f"{row['reward/live_groups']} of {len(row['groups'])}",
+            str(row["executions"]),
+            f"{row['actor/grad_norm']:.4f}" if row["actor/optimizer_step"] else "-",
+            str(row["staleness/max"]),
+            f"v{row['version']}",
+            span(row["time/step"]),
+        )
+    return table

@@ -55,6 +55,14 @@ class Evaluations:
             return self.before
         return (step == steps and self.after) or (self.every > 0 and step // self.every > max(newest, 0) // self.every)
 
+    def left(self, step: int, steps: int, newest: int) -> int:
+        """How many are still to begin at `step`, if a burst is a step: for people."""
+        left = 0
+        for later in range(step, steps + 1):
+            if self.due(later, steps, newest):
+                left, newest = left + 1, later
+        return left
+
 
 @dataclass(frozen=True)
 class Plan:
