@@ -45,9 +45,11 @@ class Tasks(Section):
 
 
 class Harness(Section):
-    """What runs in the sandbox and only knows a URL. `kind`: `shell`, or `command` with a command template.
+    """What runs in the sandbox and only knows a URL. `kind`: `shell`, a real one by name (`qwengyre harness list`),
+    which is installed when it is not there, `command` with a command template, or `package.module:Class`.
 
-    In `command`, `env` and `files` these stand for values: {base_url} {api_key} {model} {instruction} {workdir}.
+    In `command`, `env` and `files` these stand for values: {base_url} {root_url} (without /v1) {api_key} {model}
+    {instruction} {workdir} {home}. A file is its text, or `{ path = "..." }`, relative to the configuration file.
     """
 
     kind: str = "shell"
@@ -57,7 +59,7 @@ class Harness(Section):
     mounts: tuple[str, ...] = ()
     """Host folders bound read-only at the same path (a harness's own virtual environment, say)."""
     args: dict[str, Any] = {}
-    """Options of a built-in harness; for `shell`: max_turns, style."""
+    """Options of a harness; for `shell`: max_turns, style; for a real one: see its profile."""
     timeout_s: float = Field(default=300.0, gt=0)
     """Active time of one execution; queueing and moves do not count."""
     overall_timeout_s: float = Field(default=3600.0, gt=0)
@@ -284,9 +286,25 @@ def _read(file: Path) -> dict[str, Any]:
 def _override(word: str) -> dict[str, Any]:
     key, equals, text = word.partition("=")
     parts = key.split(".")
+    if isinstance(harness := values.get("harness"), dict):
+        _take_in(cast("dict[str, Any]", harness).get("files"), file)
     if not equals or len(parts) < 2:
         raise ConfigError(f"'{word}' is neither a file that exists nor section.key=value")
     try:
+def _take_in(files: Any, beside: Path) -> None:
+    """`{ path = "..." }` in harness.files becomes the text of that file, so that a run folder holds all of it."""
+    for name, value in cast("dict[str, Any]", files if isinstance(files, dict) else {}).items():
+        if isinstance(value, dict) and list(cast("dict[str, Any]", value)) == ["path"]:
+            source = beside.parent / str(cast("dict[str, Any]", value)["path"])
+            try:
+                files[name] = source.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(
+                    f"harness.files: '{name}' in {beside}: {source} cannot be read ({error}); give a text file's path, "
+                    "relative to the configuration file"
+                ) from None
+
+
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         value = text  # an unquoted string

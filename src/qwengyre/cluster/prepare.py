@@ -39,7 +39,6 @@ def prepare(config: Config, scratch: Path, progress: Progress) -> Prepared:
 
     plan_of(config)
     _check_port(config.gateway.port)
-    harnesses.build(**harness_of(config))
     sandboxes.check_images(config.sandbox.images)
     enforcement = sandboxes.build(config.sandbox.kind, run_id="check", scratch=scratch).check()
     tasks = tasks_of(config, scratch)
@@ -47,6 +46,8 @@ def prepare(config: Config, scratch: Path, progress: Progress) -> Prepared:
         eval_tasks_of(config, scratch)
     model = load.resolve(config.model.name, progress=progress)
     if config.model.name not in load.BUILT or config.model.chat_template:  # the built ones are known to be complete
+    harnesses.ready(config.harness.kind, config.harness.args, progress)
+    harnesses.build(**harness_of(config))
         load.tokenizer(model, config.model.chat_template)
     window = min(load.window(model), config.trainer.max_sequence)
     if config.rl.max_tokens >= window:

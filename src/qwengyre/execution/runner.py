@@ -73,7 +73,7 @@ class Runner:
                 reason = f"image '{query.image}' is not in [sandbox.images]"
                 return await self._ended(place, Ending.NOTHING_TO_ASSESS, reason)
             async with self._open(execution, self._spec(execution, query, place, socket)) as box:
-                door = Door(f"{box.url}/x/{token}/v1", token, self._model, box.path(query.workdir))
+                door = Door(f"{box.url}/x/{token}/v1", token, self._model, box.path(query.workdir), box.path(HOME))
                 launch = self._harness.launch(query, door)
                 await asyncio.to_thread(place.write_home, launch.files)
                 ending, reason, end = await _harness(box, launch, query.limits, queued_s, place.log)

@@ -78,11 +78,25 @@ def _models() -> str:
     return f"in {cache}: {', '.join(made) or 'none yet; made at first use'}"
 
 
+def harnesses() -> list[str]:
+    """Each harness that has a profile: its pinned version, and where it is, or how it is installed."""
+    from qwengyre import profiles
+    from qwengyre.execution.harnesses.install import command, found
+
+    lines: list[str] = []
+    for profile in map(profiles.read, profiles.names()):
+        there = found(profile)
+        where = f"in {there.folder}" if there else f"not installed: {command(profile)}"
+        lines.append(f"{profile.name} {profile.version} ({profile.protocol}, {profile.licence}): {where}")
+    return lines
+
+
 CHECKS: dict[str, Callable[[], str]] = {
     "machine": _machine,
     "packages": _packages,
     "devices": _devices,
     "sandbox": _sandbox,
     "models": _models,
+    "harnesses": lambda: ("\n" + " " * 11).join(harnesses()),
     "listening": lambda: ("\n" + " " * 11).join(listening()),
 }

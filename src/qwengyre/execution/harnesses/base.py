@@ -8,12 +8,13 @@ from qwengyre.types import Query
 
 @dataclass(frozen=True)
 class Door:
-    """What a harness is told: an OpenAI base URL (`.../v1`), its key, a model name, and the folder it works in."""
+    """What a harness is told: an OpenAI base URL (`.../v1`), its key, a model name, its work folder and its home."""
 
     base_url: str
     api_key: str
     model: str
     workdir: str
+    home: str = "/home/agent"
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,15 @@ from qwengyre.errors import ConfigError, MachineError, nearest
 from qwengyre.execution.harnesses.base import Door, Launch
 from qwengyre.types import Query
 
-_NAMES = ("base_url", "api_key", "model", "instruction", "workdir")
-_WORD = re.compile(r"\{([a-z_]+)\}")
+_NAMES = ("base_url", "root_url", "api_key", "model", "instruction", "workdir", "home")
+_WORD = re.compile(r"\{\{[a-z_]+\}\}|\{([a-z_]+)\}")
+"""A name in braces; in doubled braces it is somebody else's (a template of the harness), and stays."""
 
 
 class CommandHarness:
-    """`command` is a list of words; in it, in `env` and in `files` {base_url} {api_key} {model} {instruction} {workdir}
-    stand for values. `files` are below the agent's home (`~/` may be written); `mounts` are host folders.
+    """`command` is a list of words; in it, in `env` and in `files` {base_url} {root_url} (without /v1) {api_key}
+    {model} {instruction} {workdir} {home} stand for values, and so do the names of `values`. `files` are below the
+    agent's home (`~/` may be written); `mounts` are host folders.
 
     Example:
         [harness]
@@ -31,6 +33,7 @@ class CommandHarness:
         env: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         mounts: Sequence[str] = (),
+        values: Mapping[str, str] | None = None,
     ):
         """Raises ConfigError for an empty command, an unknown {name}, or a file outside the home; MachineError for a
         mount that does not exist."""
@@ -39,10 +42,12 @@ class CommandHarness:
                 'harness.kind=\'command\' needs harness.command: a list such as ["my-agent", "{instruction}"]'
             )
         self._command, self._env, self._files = tuple(command), dict(env or {}), _home_files(files or {})
+        self._values = dict(values or {})
+        known = [*_NAMES, *self._values]
         for text in (*self._command, *self._env.values()):
-            for name in _WORD.findall(text):
-                if name not in _NAMES:
-                    raise ConfigError(f"harness: '{{{name}}}' in '{text}' is unknown: {nearest(name, list(_NAMES))}")
+            for name in filter(None, _WORD.findall(text)):
+                if name not in known:
+                    raise ConfigError(f"harness: '{{{name}}}' in '{text}' is unknown: {nearest(name, known)}")
         for mount in mounts:
             if not (Path(mount).is_absolute() and Path(mount).exists()):
                 raise MachineError(f"harness.mounts: '{mount}': expected the absolute path of a folder on this machine")
@@ -56,11 +61,14 @@ class CommandHarness:
     def launch(self, query: Query, door: Door) -> Launch:
         """See `Harness.launch`. Values are put in once: braces inside a value are left alone."""
         values = {
+            **self._values,
             "base_url": door.base_url,
+            "root_url": door.base_url.removesuffix("/v1"),
             "api_key": door.api_key,
             "model": door.model,
             "instruction": query.instruction,
             "workdir": door.workdir,
+            "home": door.home,
         }
 
         def fill(text: str) -> str:
