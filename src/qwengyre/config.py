@@ -125,7 +125,7 @@ class Eval(Section):
 
 
 class Trainer(Section):
-    """`kind`: `torch` or a dotted path. Defaults are full fine-tuning in fp32."""
+    """`kind`: `torch` or a dotted path. Defaults are full fine-tuning in fp32; with `lora_rank`, low-rank adapters."""
 
     kind: str = "torch"
     loss: Literal["cispo"] = "cispo"
@@ -133,6 +133,12 @@ class Trainer(Section):
     """The highest; `schedule` says how it goes on after the first `warmup_steps`."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
+    lora_rank: int = Field(default=0, ge=0)
+    """0: all weights are trained. Adapters usually take ten times the learning rate."""
+    lora_alpha: float = Field(default=32.0, gt=0)
+    """Adapters are scaled by lora_alpha / lora_rank."""
+    lora_targets: tuple[str, ...] = ()
+    """Names of linear layers; empty: all of them but the output embeddings."""
     weight_decay: float = Field(default=0.0, ge=0)
     clip_norm: float = Field(default=1.0, gt=0)
     microstep_tokens: int = Field(default=1024, ge=16)

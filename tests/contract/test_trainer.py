@@ -17,9 +17,12 @@ from transformers import AutoModelForCausalLM
 
 from qwengyre.model.load import causal_lm, resolve
 from qwengyre.trainer.base import Trainer
+from qwengyre.trainer.lora import Lora
 from qwengyre.types import MicroStep
 
-NAMES = ["qwengyre.trainer.torch:TorchTrainer", *filter(None, [os.environ.get("QWENGYRE_TRAINER")])]
+OURS = "qwengyre.trainer.torch:TorchTrainer"
+ADAPTERS = "with adapters"
+NAMES = [OURS, ADAPTERS, *filter(None, [os.environ.get("QWENGYRE_TRAINER")])]
 SUMS = {"tokens", "targets", "loss", "mismatch_kl", "clipped", "entropy"}
 
 
@@ -31,13 +34,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=NAMES)
 def make(request: pytest.FixtureRequest, folder: Path) -> Callable[..., tuple[Trainer, Any]]:
-    module, _, name = request.param.partition(":")
+    lora = {"lora": Lora(rank=4, alpha=8.0)} if request.param == ADAPTERS else {}
+    module, _, name = (OURS if lora else request.param).partition(":")
     kind = getattr(import_module(module), name)
 
     def made(*, optimizer: bool = True) -> tuple[Trainer, Any]:
         model = causal_lm(folder)
         args = {"loss": "cispo", "weight_decay": 0.0, "clip_norm": 1.0, "optimizer": optimizer, "source": folder}
-        trainer = kind(model, **args)
+        trainer = kind(model, **args, **lora)
         trainer.wake()
         return trainer, model
 
@@ -99,7 +103,7 @@ def test_a_gradient_starts_at_zero_under_the_models_names(make):
     trainer, model = make()
     assert not flat(trainer).any()
     assert {name: tuple(g.shape) for name, g in trainer.gradient().items()} == {
-        name: tuple(p.shape) for name, p in model.named_parameters()
+        name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad
     }
 
 

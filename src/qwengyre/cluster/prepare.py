@@ -11,6 +11,7 @@ from qwengyre.execution.sandboxes.base import Enforcement
 from qwengyre.execution.tasksets import build as tasksets
 from qwengyre.execution.tasksets.base import TaskSet
 from qwengyre.schedule.plan import Evaluations, Plan, Policy
+from qwengyre.trainer.lora import Lora
 from qwengyre.types import Limits, Progress
 
 
@@ -35,6 +36,7 @@ def prepare(config: Config, scratch: Path, progress: Progress) -> Prepared:
     from qwengyre.execution.harnesses import build as harnesses
     from qwengyre.execution.sandboxes import build as sandboxes
     from qwengyre.model import load
+    from qwengyre.trainer import lora
     from qwengyre.trainer.shape import tree_depth
 
     plan_of(config)
@@ -44,10 +46,12 @@ def prepare(config: Config, scratch: Path, progress: Progress) -> Prepared:
     tasks = tasks_of(config, scratch)
     if evaluates(config):
         eval_tasks_of(config, scratch)
-    model = load.resolve(config.model.name, progress=progress)
-    if config.model.name not in load.BUILT or config.model.chat_template:  # the built ones are known to be complete
     harnesses.ready(config.harness.kind, config.harness.args, progress)
     harnesses.build(**harness_of(config))
+    model = load.resolve(config.model.name, progress=progress)
+    if config.run.steps:
+        lora.check(lora_of(config), model)
+    if config.model.name not in load.BUILT or config.model.chat_template:  # the built ones are known to be complete
         load.tokenizer(model, config.model.chat_template)
     window = min(load.window(model), config.trainer.max_sequence)
     if config.rl.max_tokens >= window:
@@ -121,6 +125,12 @@ def eval_tasks_of(config: Config, folder: Path) -> TaskSet:
     if len(tasks) < measured.count:
         raise ConfigError(f"eval.count={measured.count} but there are {len(tasks)} tasks: lower it")
     return tasks
+
+
+def lora_of(config: Config) -> Lora:
+    """The adapters that are trained, if any."""
+    trainer = config.trainer
+    return Lora(trainer.lora_rank, trainer.lora_alpha, trainer.lora_targets, config.run.seed)
 
 
 def harness_of(config: Config) -> dict[str, Any]:

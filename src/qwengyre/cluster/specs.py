@@ -6,7 +6,7 @@ from pathlib import Path
 from qwengyre.cluster.boxes import BoxSpec
 from qwengyre.cluster.cell import CellSpec
 from qwengyre.cluster.gateways import GatewaySpec
-from qwengyre.cluster.prepare import Prepared, harness_of
+from qwengyre.cluster.prepare import Prepared, harness_of, lora_of
 from qwengyre.config import Config
 from qwengyre.types import Sampling
 
@@ -85,5 +85,6 @@ class Specs:
                 "clip_norm": trainer.clip_norm,
                 "optimizer": index == 0,
                 "source": self.prepared.model,
+                **({"lora": lora_of(config)} if trainer.lora_rank else {}),
             },
         )

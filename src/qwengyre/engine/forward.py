@@ -132,14 +132,9 @@ class GeneralDecoder:
     """Any transformers decoder with standard attention, run by a twin module that shares all parameters."""
 
     def __init__(self, model: nn.Module) -> None:
-        config = copy.deepcopy(model.config)
-        config._attn_implementation = _ATTENTION  # pyright: ignore
-        with torch.device("meta"):
-            self._twin: Any = type(model)(config).eval()  # pyright: ignore
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            _owner(self._twin, name)._parameters[name.rpartition(".")[2]] = parameter
-        for name, buffer in model.named_buffers(remove_duplicate=False):
-            _owner(self._twin, name)._buffers[name.rpartition(".")[2]] = buffer
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        self._twin: Any = copy.deepcopy(model, shared).eval()  # adapters, if any, are modules like others
+        self._twin.config._attn_implementation = _ATTENTION
         self._body = self._twin.get_decoder()
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: Plan, wanted: Tensor) -> Tensor:
@@ -147,10 +142,6 @@ class GeneralDecoder:
             input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan
         ).last_hidden_state
         return self._twin.get_output_embeddings()(hidden[0, wanted]).float()
-
-
-def _owner(module: nn.Module, name: str) -> nn.Module:
-    return module.get_submodule(name.rpartition(".")[0])
 
 
 class LeanDecoder:
@@ -193,17 +184,34 @@ class _Norm:
 
 
 class _Product:
-    """x @ weight.T (+ bias), and the same added to a residual in one go."""
+    """x @ weight.T (+ bias) (+ scale * x @ down.T @ up.T of an adapter), and the same added to a residual."""
 
-    def __init__(self, linear: nn.Linear) -> None:
-        self._weight, self._bias = linear.weight, linear.bias
+    def __init__(self, linear: Any) -> None:
+        self._weight: Tensor = linear.weight
+        self._bias: Tensor | None = linear.bias
+        self._adapters = _adapters(linear)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
+        return self._adapted(F.linear(x, self._weight, self._bias), x)
 
     def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
         total = torch.addmm(residual, x, self._weight.t())
-        return total if self._bias is None else total.add_(self._bias)
+        return self._adapted(total if self._bias is None else total.add_(self._bias), x)
+
+    def _adapted(self, total: Tensor, x: Tensor) -> Tensor:
+        for down, up, scale in self._adapters:
+            total.addmm_(F.linear(x, down), up.t(), alpha=scale)
+        return total
+
+
+def _adapters(linear: Any) -> tuple[tuple[Tensor, Tensor, float], ...]:
+    """(down [r, in], up [out, r], scale) of each low-rank adapter in a layer made by `peft`; none in a plain one."""
+    if not hasattr(linear, "lora_A"):
+        return ()
+    if linear.merged or linear.disable_adapters or linear.lora_variant or any(linear.lora_bias.values()):
+        raise EngineError("the model has adapters that are more than A and B; the embedded engine serves plain LoRA")
+    active = [name for name in linear.active_adapters if name in linear.lora_A]
+    return tuple((linear.lora_A[n].weight, linear.lora_B[n].weight, float(linear.scaling[n])) for n in active)
 
 
 class _LeanLayer:

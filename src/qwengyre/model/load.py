@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -29,6 +30,7 @@ TINY, LONG = "tiny", "tiny-long"
 BUILT = {DEFAULT: "smollm2-135m-instruct-1", TINY: "tiny-1", LONG: "tiny-long-1"}
 """Names that are built into the cache -> folder name there; the number grows when what is built changes."""
 TEMPLATE = Path(__file__).parent / "templates" / "chatml_tools.jinja"
+ADAPTER = "adapter_config.json"
 END_OF_TURN = "<|im_end|>"
 
 
@@ -42,8 +44,9 @@ def resolve(name: str, *, cache: Path | None = None, progress: Progress = lambda
         return _built(name, cache or default_cache(), progress)
     folder = Path(name).expanduser()
     if name and folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not any((folder / file).is_file() for file in ("config.json", ADAPTER)):
             raise ConfigError(f"model.name={name} is a folder without config.json; give a HF model folder")
+        base_of(folder)
         return folder.resolve()
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         hint = "no such folder" if os.sep in name else nearest(name, list(BUILT))
@@ -56,8 +59,23 @@ def default_cache() -> Path:
     return Path(os.environ.get("QWENGYRE_CACHE") or Path.home() / ".cache" / "qwengyre").expanduser()
 
 
+def base_of(folder: Path) -> Path:
+    """The folder of the whole model: `folder`, or what its adapter was trained on. Raises ConfigError: not here."""
+    if not (folder / ADAPTER).is_file():
+        return folder
+    base = Path(str(_json(folder / ADAPTER).get("base_model_name_or_path")))
+    if not (base / "config.json").is_file():
+        raise ConfigError(
+            f"{folder} is an adapter of {base}, which is not here; set base_model_name_or_path in its {ADAPTER}"
+        )
+    return base
+
+
 def causal_lm(folder: Path, dtype: "torch.dtype | None" = None) -> "PreTrainedModel":
-    """The model of a HF folder in `dtype` (None: fp32), on the CPU, in eval mode (no dropout), tied weights tied."""
+    """The model of a HF folder in `dtype` (None: fp32), on the CPU, in eval mode (no dropout), tied weights tied.
+
+    The folder of an adapter gives the model that it makes of its base, as one.
+    """
     _require()
     import torch
     from transformers import AutoModelForCausalLM
@@ -65,7 +83,9 @@ def causal_lm(folder: Path, dtype: "torch.dtype | None" = None) -> "PreTrainedMo
     _config(folder)
     try:
         with _quiet():
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, local_files_only=True)
+            dtype, base = dtype or torch.float32, base_of(folder)
+            model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, local_files_only=True)
+            model = model if base == folder else _merged(model, folder)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(f"model {folder} cannot be loaded ({_line(error)}); give a causal HF model") from None
     return model.eval()
@@ -211,12 +231,23 @@ def _require() -> None:
             raise MachineError(f"{package} is not installed; pip install 'qwengyre[run]'")
 
 
+def _merged(model: Any, folder: Path) -> "PreTrainedModel":
+    if find_spec("peft") is None:
+        raise MachineError(f"{folder} is an adapter, and peft is not installed; pip install 'qwengyre[lora]'")
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers in yesterday's words
+        return PeftModel.from_pretrained(model, folder).merge_and_unload()
+
+
 def _line(error: Exception) -> str:
     """What a library said, cut to one line."""
     return " ".join(str(error).split())[:160]
 
 
 def _config(folder: Path) -> dict[str, Any]:
+    folder = base_of(folder)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is no HF model folder: it has no config.json")
     return _json(folder / "config.json")

@@ -1,4 +1,4 @@
-"""The fp32 trainer for any causal transformers model: forward, loss, backward, AdamW, checkpoints.
+"""The fp32 trainer for any causal transformers model: forward, loss, backward, AdamW, checkpoints. Full or LoRA.
 
 It shares its parameters with the cell's engine: they are updated in place and never replaced. Logits are computed only
 where a target needs them, because a vocabulary times a sequence is the largest array of a small model.
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from qwengyre.errors import MachineError, RunError
 from qwengyre.trainer.batch import Batch, batches, tree_batch
 from qwengyre.trainer.forward import forward, runs_trees
+from qwengyre.trainer.lora import Adapters, Lora
 from qwengyre.trainer.loss import LOSSES, entropy, mismatch, target_logprobs
 from qwengyre.trainer.shape import tree_depth
 from qwengyre.trajectory.runs import depths, flattened
@@ -46,9 +47,10 @@ class TorchTrainer:
     """Implements `trainer.base.Trainer` for one process on a CPU.
 
     `optimizer` is True on the core cell only. `source` is the HF folder whose tokenizer files go into checkpoints.
+    With `lora`, the model gets adapters, in place, and they alone are trained, shared and saved.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the model are named at every call
         self,
         model: "PreTrainedModel",
         *,
@@ -57,8 +59,10 @@ class TorchTrainer:
         clip_norm: float = 1.0,
         optimizer: bool = True,
         source: Path | None = None,
+        lora: Lora | None = None,
     ) -> None:
         self._model = model
+        self._adapters = Adapters(model, lora) if lora is not None and lora.rank else None
         self._loss = LOSSES[loss]
         self._clip_norm = clip_norm
         self._source = source
@@ -161,9 +165,13 @@ class TorchTrainer:
         return dict(self._parameters)
 
     def save(self, folder: Path) -> None:
-        """Write a HF folder and `trainer_state.pt` (optimizer, RNG) into the existing `folder`. Changes nothing."""
+        """Write a HF folder (with LoRA: of the adapters) and `trainer_state.pt` (optimizer, RNG) into the existing
+        `folder`. Changes nothing."""
         with _no_bars():
-            self._model.save_pretrained(folder)
+            if self._adapters is None:
+                self._model.save_pretrained(folder)
+            else:
+                self._adapters.save(folder)
         for file in (self._source / name for name in _COPIED) if self._source else ():
             if file.is_file():
                 shutil.copyfile(file, folder / file.name)
@@ -180,17 +188,11 @@ class TorchTrainer:
 
         Raises MachineError when a file is missing or belongs to another model.
         """
-        from safetensors.torch import load_file
-
         try:
-            missing = set(self._parameters)
-            own = self._model.state_dict()
-            for file in sorted(folder.glob("*.safetensors")):
-                for name, tensor in load_file(file).items():
-                    own[name].copy_(tensor)
-                    missing.discard(name)
-            if missing:
-                raise KeyError(sorted(missing)[0])
+            if self._adapters is None:
+                self._load_weights(folder)
+            else:
+                self._adapters.load(folder)
             state = torch.load(folder / STATE, weights_only=True)
         except (OSError, KeyError, RuntimeError) as error:
             raise MachineError(f"checkpoint {folder} does not fit this model ({error}); resume from another") from None
@@ -198,6 +200,18 @@ class TorchTrainer:
             self._optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])
         self._model.zero_grad(set_to_none=True)
+
+    def _load_weights(self, folder: Path) -> None:
+        from safetensors.torch import load_file
+
+        missing = set(self._parameters)
+        own = self._model.state_dict()
+        for file in sorted(folder.glob("*.safetensors")):
+            for name, tensor in load_file(file).items():
+                own[name].copy_(tensor)
+                missing.discard(name)
+        if missing:
+            raise KeyError(sorted(missing)[0])
 
     def _can_share(self, micro_step: MicroStep) -> bool:
         """Whether this model gives the tree's gradient in one pass; what the packing assumed of it is not trusted."""

@@ -1,0 +1,77 @@
+"""Adapters are served as they are, never merged: the same numbers as the module that trains them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_cases import full_logprobs, llama, qwen3
+from peft import LoraConfig, inject_adapter_in_model
+
+from qwengyre.engine.forward import GeneralDecoder, LeanDecoder, choose_decoder, kv_shape, model_digest
+from qwengyre.errors import EngineError
+
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def adapted(model: Any, scale: float = 0.2, **options: Any) -> Any:
+    """`model` with adapters that matter, in place."""
+    config = LoraConfig(r=4, lora_alpha=12, target_modules=LINEAR, **options)
+    inject_adapter_in_model(config, model)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=scale)
+    return model.eval()
+
+
+def worst(run: Any, model: Any, prompts: list[np.ndarray]) -> float:
+    """Largest gap between what the engine recorded and what the module computes."""
+    for i, prompt in enumerate(prompts):
+        run.submit(str(i), prompt, 12, 1.0, seed=i)
+    run.run()
+    gaps = [
+        torch.from_numpy(run.done[str(i)].logprobs) - full_logprobs(model, prompt, run.done[str(i)].token_ids)
+        for i, prompt in enumerate(prompts)
+    ]
+    return float(torch.cat(gaps).abs().max())
+
+
+@pytest.fixture
+def prompts(rng: np.random.Generator) -> list[np.ndarray]:
+    return [rng.integers(0, 263, length) for length in (30, 5, 70)]
+
+
+@pytest.mark.parametrize("family", [llama, qwen3])
+def test_both_decoders_serve_what_is_trained(family, stepped, prompts):
+    plain, model = family(), adapted(family())
+    assert isinstance(choose_decoder(model, 64), LeanDecoder)
+    assert worst(stepped(model), model, prompts) < 1e-4
+    general = stepped(model)
+    general.batch._decoder = GeneralDecoder(model)
+    assert worst(general, model, prompts) < 1e-4
+    assert worst(stepped(model), plain, prompts) > 0.1  # the adapters matter
+
+
+def test_updates_in_place_are_served(stepped, prompts):
+    model = adapted(qwen3(), scale=0.0)
+    run = stepped(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.2)
+    run.batch.reload(1)
+    assert worst(run, model, prompts) < 1e-4
+
+
+def test_keys_and_values_belong_to_a_model_with_the_same_adapters():
+    one, other = adapted(qwen3()), adapted(qwen3())
+    assert model_digest(one) == model_digest(other)
+    assert model_digest(one) != model_digest(qwen3())
+    assert kv_shape(one) == kv_shape(qwen3())
+
+
+def test_adapters_of_another_kind_are_refused():
+    with pytest.raises(EngineError, match="plain LoRA"):
+        LeanDecoder(adapted(qwen3(), use_dora=True), 64)
