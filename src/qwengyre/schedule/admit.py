@@ -14,7 +14,7 @@ from qwengyre.schedule.turn import Turn
 def admit(turn: Turn) -> None:
     """Fill the open step. Without streaming, only when all its groups are there."""
     state = turn.state
-    if not state.ready or not (room := state.room):
+    if not state.ready or not (room := state.room) or (len(state.ready) < room and not state.plan.policy.streaming):
         return
     chosen = _choose(state, dict(state.cohorts), list(state.ready), state.step, state.slots)
     if state.plan.policy.streaming or len(chosen) == room:
@@ -24,6 +24,8 @@ def admit(turn: Turn) -> None:
 
 def burst_complete(state: State) -> bool:
     """Do the ready groups fill every step that is left of this burst?"""
+    if len(state.ready) < _rooms(state):
+        return False
     cohorts, ready = dict(state.cohorts), list(state.ready)
     for step in range(state.step, state.burst_end):
         slots = state.slots if step == state.step else state.plan.groups_per_step
@@ -33,10 +35,18 @@ def burst_complete(state: State) -> bool:
     return True
 
 
+def _rooms(state: State) -> int:
+    """Groups that the rest of the burst takes at least."""
+    return min(state.slots + (state.burst_end - state.step - 1) * state.plan.groups_per_step, state.released)
+
+
 def batch_ready(state: State) -> bool:
     """Is the next batch ready: do the ready groups fill the open step, which has some?"""
     room = state.room
-    return room > 0 and len(_choose(state, dict(state.cohorts), list(state.ready), state.step, state.slots)) == room
+    return (
+        0 < room <= len(state.ready)
+        and len(_choose(state, dict(state.cohorts), list(state.ready), state.step, state.slots)) == room
+    )
 
 
 def _choose(state: State, cohorts: dict[int, int], ready: list[int], step: int, slots: int) -> list[int]:

@@ -16,6 +16,7 @@ from immutables import Map
 
 from qwengyre.errors import JournalError, nearest
 from qwengyre.schedule.actions import ACTIONS, Action
+from qwengyre.schedule.cells import Cell, Cells
 from qwengyre.schedule.events import EVENTS, Event
 from qwengyre.types import ExecutionId
 
@@ -86,6 +87,9 @@ def _reader(hint: Any) -> Read:
         return lambda value: Map([(key(k), item(v)) for k, v in value])
     if hint is ExecutionId:
         return lambda value: ExecutionId.parse(_exactly(str, value))
+    if hint is Cells:
+        cells = _reader(tuple[Cell, ...])
+        return lambda value: Cells(cells(value))
     if hint is float:
         return _number
     if hint in (bool, int, str):

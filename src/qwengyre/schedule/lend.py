@@ -63,8 +63,8 @@ def end_burst(turn: Turn) -> None:
 def join_waiting(turn: Turn) -> None:
     """A restarted cell joins rollout, unless a later cell trains (the prefix would break) or the core was lost."""
     state = turn.state
-    for index, cell in enumerate(state.cells):
-        if cell.waits and not (index == 0 and state.core_lost) and not any(t > index for t in state.training):
+    for index in state.cells.formation.waiting:
+        if not (index == 0 and state.core_lost) and not any(t > index for t in state.training):
             turn.put_cell(index, role=Role.ROLLOUT, waits=False)
 
 
@@ -77,7 +77,7 @@ def _move(turn: Turn, cell: int, role: Role) -> None:
 def _under_way(state: State) -> bool:
     """Another transfer; in lockstep the others that go to train are the same one."""
     if state.plan.policy.lockstep:
-        return any(cell.role is Role.TO_ROLLOUT for cell in state.cells)
+        return bool(state.cells.formation.to_rollout)
     return bool(state.in_transit)
 
 
@@ -86,7 +86,7 @@ def _next_cells(state: State) -> list[int]:
 
     Together only in lockstep, and for data: a trained step needs but the core, and cells that train for good queue up.
     """
-    order = [i for i in range(state.plan.cells) if state.cells[i].role is Role.ROLLOUT or state.cells[i].waits]
+    order = [i for i in state.cells.formation.next if i < state.plan.cells]
     training = len(state.training)
     left = state.plan.most_training - training
     if training < state.plan.policy.least or not (state.plan.policy.lockstep and state.pending):
@@ -119,8 +119,7 @@ def _short(state: State) -> bool:
     """w > C_R, with cells on their way back counted. Suspended executions have a place until there is no data left."""
     if state.plan.policy.complete:
         return not burst_complete(state)
-    coming = sum(c.capacity for c in state.cells if c.role is Role.TO_ROLLOUT)
-    return state.waterlevel > state.rollout_capacity + coming
+    return state.waterlevel > state.rollout_capacity + state.cells.formation.coming
 
 
 def _may_return(state: State, cell: int) -> bool:
@@ -138,5 +137,6 @@ def _core_stays(state: State) -> bool:
     """w fits into the cells but the core, those on their way back included (what is to be dispatched is in w)."""
     if state.plan.policy.complete or not batch_ready(state):
         return False
-    rest = sum(c.capacity for c in state.cells[1:] if c.role in (Role.ROLLOUT, Role.TO_ROLLOUT))
+    formation = state.cells.formation
+    rest = sum(state.cells[i].capacity for i in formation.rollout + formation.to_rollout if i)
     return state.waterlevel <= rest

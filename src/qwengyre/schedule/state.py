@@ -6,11 +6,13 @@ counts stand ready (homes a cell, groups a cohort): no rule walks over execution
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
 
 from immutables import Map
 
 from qwengyre.schedule.actions import Action
+from qwengyre.schedule.cells import Cell as Cell
+from qwengyre.schedule.cells import Cells as Cells
+from qwengyre.schedule.frozen import Frozen
 from qwengyre.schedule.plan import Evaluations as Evaluations
 from qwengyre.schedule.plan import Plan as Plan
 from qwengyre.schedule.plan import Policy as Policy
@@ -54,36 +56,6 @@ class Life(StrEnum):
     PLACING = "placing"
     RUNNING = "running"
     ENDED = "ended"
-
-
-class Frozen:
-    """A frozen dataclass with a quick `replace`."""
-
-    def but(self, **changes: Any) -> Self:
-        """`dataclasses.replace` without its checks: it runs several times an event."""
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__, **changes)
-        return new
-
-
-@dataclass(frozen=True)
-class Cell(Frozen):
-    """One cell. `capacity` = C_e; `homes` are its unfinished executions, suspended ones included.
-
-    Messages of an incarnation older than `incarnation` are refused (-1: none was reported yet). `waits` marks a
-    restarted cell (still LOST to the rules) that stays out of the order while a later cell trains.
-    """
-
-    role: Role
-    capacity: int
-    incarnation: int = -1
-    waits: bool = False
-    homes: Map[ExecutionId, bool] = field(default_factory=Map[ExecutionId, bool])
-
-    @property
-    def free(self) -> int:
-        """Places left; negative when the capacity shrank under its executions."""
-        return self.capacity - len(self.homes)
 
 
 @dataclass(frozen=True)
@@ -147,7 +119,7 @@ class State(Frozen):
     """The whole scheduler. Steps are counted from 0: `step` is also the number of finished steps."""
 
     plan: Plan
-    cells: tuple[Cell, ...]
+    cells: Cells
     at: float = 0.0
     """Time of the newest event, seconds of the run."""
     phase: Phase = Phase.BEFORE
@@ -248,8 +220,12 @@ class State(Frozen):
     @property
     def room(self) -> int:
         """Groups that the open step still waits for: void ones made it smaller. 0 = the step is full."""
-        released = sum(count for born, count in self.cohorts.items() if born <= self.step)
-        return min(self.slots, released)
+        return min(self.slots, self.released)
+
+    @property
+    def released(self) -> int:
+        """Groups in no step and not void that may enter the open step: after a roll-back not all."""
+        return sum(count for born, count in self.cohorts.items() if born <= self.step)
 
     @property
     def trained(self) -> bool:
@@ -259,27 +235,26 @@ class State(Frozen):
     @property
     def rollout(self) -> tuple[int, ...]:
         """Cells that take executions: in rollout, and not on their way to train for good."""
-        least = self.plan.policy.least
-        return tuple(i for i, cell in enumerate(self.cells) if cell.role is Role.ROLLOUT and i >= least)
+        rollout, least = self.cells.formation.rollout, self.plan.policy.least
+        return tuple(i for i in rollout if i >= least) if least else rollout
 
     @property
     def rollout_capacity(self) -> int:
         """C_R(t), executions."""
-        return sum(self.cells[i].capacity for i in self.rollout)
+        if self.plan.policy.least:
+            return sum(self.cells[i].capacity for i in self.rollout)
+        return self.cells.formation.capacity
 
     @property
     def training(self) -> tuple[int, ...]:
         """The training prefix: cells that train or are on their way to."""
-        return tuple(
-            i for i, cell in enumerate(self.cells) if cell.role is Role.TRAINING or cell.role is Role.TO_TRAINING
-        )
+        return self.cells.formation.training
 
     @property
     def in_transit(self) -> tuple[int, ...]:
         """Cells between two roles."""
-        return tuple(
-            i for i, cell in enumerate(self.cells) if cell.role is Role.TO_TRAINING or cell.role is Role.TO_ROLLOUT
-        )
+        formation = self.cells.formation
+        return tuple(sorted(formation.to_training + formation.to_rollout))
 
     @property
     def roles(self) -> dict[int, Role]:

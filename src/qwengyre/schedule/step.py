@@ -20,14 +20,14 @@ from qwengyre.schedule.events import Event
 from qwengyre.schedule.lend import join_waiting, lend, take_back
 from qwengyre.schedule.observe import observe
 from qwengyre.schedule.place import place_homeless, place_queued
-from qwengyre.schedule.state import Cell, Life, Phase, Plan, State
+from qwengyre.schedule.state import Cell, Cells, Life, Phase, Plan, State
 from qwengyre.schedule.turn import Turn
 from qwengyre.types import ExecutionId, Role
 
 
 def start(plan: Plan) -> State:
     """The state before the first event, which is Started."""
-    return State(plan, tuple(Cell(Role.ROLLOUT, plan.capacity) for _ in range(plan.num_cells)))
+    return State(plan, Cells(Cell(Role.ROLLOUT, plan.capacity) for _ in range(plan.num_cells)))
 
 
 def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:

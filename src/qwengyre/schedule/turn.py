@@ -20,9 +20,7 @@ class Turn:
 
     def put_cell(self, index: int, **changes: Any) -> None:
         """Replace fields of one cell."""
-        cells = list(self.state.cells)
-        cells[index] = cells[index].but(**changes)
-        self.put(cells=tuple(cells))
+        self.put(cells=self.state.cells.but(index, **changes))
 
     def ask(self, kind: type[Action], about: str = "", **fields: Any) -> None:
         """Ask an action. With `about`, it stays in the state until `answer(about)`."""
@@ -46,14 +44,14 @@ class Turn:
         if home == NOWHERE:
             self.put(homeless=self.state.homeless.set(execution, True))
         else:
-            self.put_cell(home, homes=self.state.cells[home].homes.set(execution, True))
+            self.put(cells=self.state.cells.house(home, execution))
 
     def vacate(self, execution: ExecutionId, home: int) -> None:
         """Inverse of `house`."""
         if home == NOWHERE:
             self.put(homeless=self.state.homeless.delete(execution))
         else:
-            self.put_cell(home, homes=self.state.cells[home].homes.delete(execution))
+            self.put(cells=self.state.cells.vacate(home, execution))
 
     def leave_cohort(self, born: int) -> None:
         """A group with v_d = `born` entered a step, or is void."""
