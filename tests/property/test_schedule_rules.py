@@ -108,17 +108,13 @@ class Watch:
             assert event.version > before.version
             self.inside = {group: at for group, at in self.inside.items() if at < event.step}
         for action in actions:
+            self.check_evaluation(action)
             match action:
                 case act.Dispatch():
                     evaluated = before.phase is Phase.EVALUATING and isinstance(event, ev.Settled)
                     assert evaluated or isinstance(event, ev.Started | ev.Published | ev.RolledBack), "at a boundary"
                 case act.Place(cell=cell):
                     assert cell in self.state.rollout or self.state.training, "placed, then perhaps lent"
-                    self.check_placed(action)
-                case act.Evaluated():
-                    self.check_evaluated(action)
-                case act.OpenStep():
-                    assert self.state.evaluation is None, "no step is open while weights are evaluated"
                 case act.Move(role=Role.TRAINING):
                     self.check_lent(action)
                 case act.Admit(group=group, step=at):
@@ -133,6 +129,17 @@ class Watch:
                     assert self.state.plan.group_size - self.state.groups[group].dropped < 2
                 case _:
                     pass
+
+    def check_evaluation(self, action: act.Action) -> None:
+        match action:
+            case act.Place():
+                self.check_placed(action)
+            case act.Evaluated():
+                self.check_evaluated(action)
+            case act.OpenStep():
+                assert self.state.evaluation is None, "no step is open while weights are evaluated"
+            case _:
+                pass
 
     def check_placed(self, place: act.Place) -> None:
         """An execution of an evaluation begins in it, and before every queued one of a group."""
@@ -193,7 +200,8 @@ class Watch:
         state = self.state
         live = [i for i in range(state.plan.cells) if state.cells[i].role is not Role.LOST]
         # A move that fails may leave a gap: among cells that move together, or in the publish after which all return.
-        together = state.plan.policy.lockstep or state.phase in (Phase.ENDING, Phase.PUBLISHING, Phase.EVALUATING, Phase.DONE)
+        returning = (Phase.ENDING, Phase.PUBLISHING, Phase.EVALUATING, Phase.DONE)
+        together = state.plan.policy.lockstep or state.phase in returning
         gap = self.case.work.failures.failed_moves and together
         assert gap or list(state.training) == live[: len(state.training)], "training cells: a prefix of the live ones"
         assert len(state.training) <= state.plan.most_training
@@ -306,10 +314,10 @@ def check_end(watch: Watch) -> None:
 def check_evaluations(watch: Watch) -> None:
     """Each set of weights that was to be evaluated was, once; but for those that a roll-back took away."""
     plan, due, newest = watch.state.plan, list[int](), -1
-    for step in [*range(0, plan.steps, plan.mu), plan.steps]:
-        if plan.evaluations.due(step, plan.steps, newest):
-            due.append(step)
-            newest = step
+    for at in [*range(0, plan.steps, plan.mu), plan.steps]:
+        if plan.evaluations.due(at, plan.steps, newest):
+            due.append(at)
+            newest = at
     if watch.case.crashes or watch.case.losses:
         assert not plan.evaluations.count or set(watch.evaluated[-1:]) == set(due[-1:])
     else:

@@ -16,7 +16,7 @@ from qwengyre.schedule.events import EVENTS, Event, Placed, Settled
 from qwengyre.schedule.state import Plan, State
 from qwengyre.types import ExecutionId, Verdict
 
-EXECUTIONS = st.builds(ExecutionId, st.integers(0, 9999), st.integers(0, 64))
+EXECUTIONS = st.builds(ExecutionId, st.integers(-99, 9999), st.integers(0, 64))
 st.register_type_strategy(ExecutionId, EXECUTIONS)
 st.register_type_strategy(float, st.floats(allow_nan=False))
 ANY_EVENT = st.one_of([st.builds(kind) for kind in EVENTS.values()])
