@@ -26,6 +26,7 @@ from qwengyre.profiles import FOLDER, NODE, Profile, read
 from qwengyre.types import Phase, Progress
 
 _MARK = "installed.json"
+_DOWNLOADS = ".downloads"
 _LOOK_S = 2.0
 """How often the size of what is there so far is looked at."""
 
@@ -121,8 +122,10 @@ def _make(profile: Profile, progress: Progress) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     _log(profile).unlink(missing_ok=True)
     try:
+        (folder / _DOWNLOADS).mkdir(parents=True)
         for words in _pip(folder, profile) if node is None else _npm(folder, profile, node.program):
             _run(words, profile, progress)
+        shutil.rmtree(folder / _DOWNLOADS)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -133,10 +136,12 @@ def _make(profile: Profile, progress: Progress) -> None:
 
 def _pip(folder: Path, profile: Profile) -> list[list[str]]:
     """A virtual environment of the Python that runs us, at its final place: its scripts hold their own path."""
-    python = str(folder / "bin" / "python")
+    python, bare = str(folder / "bin" / "python"), find_spec("pip") is not None
     pinned = ["-c", str(FOLDER / profile.install.constraints)] if profile.install.constraints else []
-    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet"]
-    return [[_base_python(), "-m", "venv", str(folder)], [*pip, *pinned, *profile.install.packages]]
+    pip = [sys.executable, "-m", "pip", "--python", python] if bare else [python, "-m", "pip"]
+    flags = ["--disable-pip-version-check", "--no-input", "--quiet"]
+    venv = [_base_python(), "-m", "venv", *(["--without-pip"] if bare else []), str(folder)]
+    return [venv, [*pip, "install", *flags, *pinned, *profile.install.packages]]
 
 
 def _npm(folder: Path, profile: Profile, node: str) -> list[list[str]]:
@@ -149,7 +154,9 @@ def _npm(folder: Path, profile: Profile, node: str) -> list[list[str]]:
 
 def _run(words: Sequence[str], profile: Profile, progress: Progress) -> None:
     """One step to its end. Raises MachineError with the last thing that it complained of."""
-    env = {**os.environ, "PATH": f"{Path(words[0]).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    path = f"{Path(words[0]).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    downloads = cache() / profile.key / _DOWNLOADS  # where they count as progress
+    env = {**os.environ, "PATH": path, "TMPDIR": str(downloads)}
     log, folder, most = _log(profile), cache() / profile.key, profile.install.megabytes * 10**6
     with (
         log.open("a") as output,
@@ -164,7 +171,7 @@ def _run(words: Sequence[str], profile: Profile, progress: Progress) -> None:
             step.kill()
     if step.returncode:
         raise MachineError(
-            f"harness {profile.name}: {Path(words[0]).name} failed ({_complaint(log)}); the whole of it is in {log}; "
+            f"harness {profile.name}: {profile.install.kind} failed ({_complaint(log)}); the whole of it is in {log}; "
             f"again: {command(profile)}"
         )
 
