@@ -100,6 +100,12 @@ class Timeline:
         lines.append(_row("", _axis(edges)))
         return [*lines, *([legend_line("".join(rows), top)] if legend else [])]
 
+    @property
+    def ready(self) -> float:
+        """When the first cell was there; 0 if none ever was."""
+        there = [at for changes in self.cells for at, what in changes if what != Doing.AWAY]
+        return min(there, default=0.0)
+
     def _shown(self) -> list[int]:
         """Indices of the cells drawn; -1 stands for those left out."""
         count = len(self.cells)

@@ -1,8 +1,8 @@
-"""What cells did with their time, from the scheduler's events alone: busy, idle, moving.
+"""What cells did with their time, from the scheduler's events alone: busy with what, idle, moving.
 
 A cell in rollout is busy while an unfinished execution is at home there; cells in training while micro-steps are
 claimed (fewer claims than cells: that share of each), the core also while it applies the optimizer. Between two roles
-a cell is moving. One that is lost, or not ready yet, is none of the three. This is what the scheduler saw, not what a
+a cell is moving. One that is lost, or not ready yet, is none of these. This is what the scheduler saw, not what a
 processor did.
 """
 
@@ -19,9 +19,21 @@ from qwengyre.types import Role
 class Use:
     """Seconds of one cell."""
 
-    busy: float = 0.0
+    rollout: float = 0.0
+    evaluation: float = 0.0
+    training: float = 0.0
     idle: float = 0.0
     moving: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        """All work."""
+        return self.rollout + self.evaluation + self.training
+
+    @property
+    def whole(self) -> float:
+        """All its time, from ready to the end, short of losses."""
+        return self.busy + self.idle + self.moving
 
 
 def cell_use(plan: Plan, events: Iterable[Event]) -> list[Use]:
@@ -30,9 +42,14 @@ def cell_use(plan: Plan, events: Iterable[Event]) -> list[Use]:
     for event in events:
         before = state
         state, _ = step(state, event)
-        for cell, use in enumerate(uses):
-            _add(use, before, cell, state.at - before.at)
+        add_use(uses, before, state.at - before.at)
     return uses
+
+
+def add_use(uses: list[Use], state: State, seconds: float) -> None:
+    """The scheduler was in `state` for so long."""
+    for cell, use in enumerate(uses):
+        _add(use, state, cell, seconds)
 
 
 def _add(use: Use, state: State, cell: int, seconds: float) -> None:
@@ -41,10 +58,16 @@ def _add(use: Use, state: State, cell: int, seconds: float) -> None:
         return
     if role in (Role.TO_ROLLOUT, Role.TO_TRAINING):
         use.moving += seconds
-    else:
-        share = _training(state, cell) if role is Role.TRAINING else float(bool(state.cells[cell].homes))
-        use.busy += share * seconds
+    elif role is Role.TRAINING:
+        share = _training(state, cell)
+        use.training += share * seconds
         use.idle += (1 - share) * seconds
+    elif not state.cells[cell].homes:
+        use.idle += seconds
+    elif state.phase is Phase.EVALUATING:
+        use.evaluation += seconds
+    else:
+        use.rollout += seconds
 
 
 def _training(state: State, cell: int) -> float:

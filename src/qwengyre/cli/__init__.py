@@ -1,0 +1,36 @@
+"""The command line, a module a command: thin words over `cluster`, `observe` and `config`. Contract: docs/cli.md.
+
+Exit codes: 0 the run ended as configured; 1 our failure; 2 the user's mistake; 130 Ctrl-C. Read `train.py` first.
+"""
+
+import os
+import sys
+import traceback
+
+from qwengyre.cli import inspect, machine, sim, train
+from qwengyre.cli.shared import app
+from qwengyre.errors import QwenGyreError
+
+__all__ = ["app", "inspect", "machine", "main", "sim", "train"]
+
+ORDER = ("sim", "train", "eval", "inspect", "doctor")
+"""Of `--help`: as a newcomer needs them."""
+app.registered_commands.sort(key=lambda command: ORDER.index(command.callback.__name__) if command.callback else 0)
+
+
+def main() -> None:
+    """The entry point: one line for every error, and the exit code of the contract."""
+    try:
+        app()
+    except QwenGyreError as error:
+        _fail(str(error), error.exit_code)
+    except Exception as error:
+        if os.environ.get("QWENGYRE_TRACEBACK"):
+            traceback.print_exc()
+        cause = (str(error).splitlines() or [""])[0]
+        _fail(f"internal: {type(error).__name__}: {cause} (QWENGYRE_TRACEBACK=1 shows where)", 1)
+
+
+def _fail(line: str, code: int) -> None:
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(code)

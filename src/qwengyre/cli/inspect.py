@@ -1,0 +1,44 @@
+"""`qwengyre inspect`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qwengyre.cli.shared import app, out
+
+if TYPE_CHECKING:
+    from qwengyre.observe.ending import Course
+
+
+@app.command()
+def inspect(
+    run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
+    execution: Annotated[str, typer.Argument(metavar="[EXECUTION]", help="One execution, e.g. 3-0.")] = "",
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Rebuild it all and compare.")] = False,
+) -> None:
+    """Show a run, or one execution down to its tokens."""
+    from qwengyre.observe import inspect as inspection
+    from qwengyre.observe.ending import summary_lines
+
+    inspection.show(out, run_dir, execution, _waiting(run_dir), rebuild=rebuild)
+    if not execution and (run_dir / "summary.json").exists():
+        out.print("", *summary_lines(run_dir, course_of(run_dir)), sep="\n", soft_wrap=True, markup=False)
+
+
+def course_of(run_dir: Path) -> "Course":
+    """What the journal of a run says of its cells."""
+    from qwengyre.cluster.journal import read, read_plan
+    from qwengyre.observe.ending import course
+
+    path = run_dir / "journal.jsonl"
+    return course(read_plan(path), (entry.event for entry in read(path)))
+
+
+def _waiting(run_dir: Path) -> list[str]:
+    """Who waits for what in a run that has not ended, since when, as its journal says up to now."""
+    from qwengyre.cluster.journal import replay
+    from qwengyre.schedule.waiting import waiting
+
+    path = run_dir / "journal.jsonl"
+    return waiting(replay(path)) if path.exists() and not (run_dir / "summary.json").exists() else []
