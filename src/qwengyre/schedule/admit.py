@@ -50,34 +50,35 @@ def batch_ready(state: State) -> bool:
 
 
 def _choose(state: State, cohorts: dict[int, int], ready: list[int], step: int, slots: int) -> list[int]:
-    """The groups of `ready` that may enter `step`, which takes `slots`; they leave `cohorts` and `ready`."""
-    chosen: list[int] = []
-    while len(chosen) < slots:
-        youngest = _youngest(state.plan, cohorts, step, slots - len(chosen))
+    """The groups of `ready` that may enter `step`, which takes `slots`; they leave `cohorts` and `ready`.
+
+    A group may enter iff its cohort is not younger than the first one without spare places: then older cohorts still
+    fit into what is left by their deadlines. A group whose weights are newer than the step (after a roll-back) waits
+    for the step that has them.
+    """
+    borns = sorted(born for born in cohorts if born <= step)
+    spare, chosen = _spare(state.plan, cohorts, borns, step, slots), list[int]()
+    while len(chosen) < slots and borns:
+        youngest = next((born for born, places in zip(borns, spare, strict=True) if places < 0), borns[-1])
         group = next((g for g in ready if state.groups[g].born <= youngest), None)
         if group is None:
             break
         chosen.append(group)
         ready.remove(group)
-        cohorts[state.groups[group].born] -= 1
+        entered = state.groups[group].born
+        cohorts[entered] -= 1
+        spare = [places - (born < entered) for born, places in zip(borns, spare, strict=True)]
     return chosen
 
 
-def _youngest(plan: Plan, cohorts: Mapping[int, int], step: int, slots: int) -> int:
-    """The youngest v_d of which a group may enter `step` now, when the step takes `slots` more, this one included.
-
-    Older cohorts must fit into what is left by their deadlines: slots - 1 in this step, B in each later one. A group
-    whose weights are newer than the step (after a roll-back) waits for the step that has them.
-    """
-    youngest, older = -1, 0
-    for born in sorted(cohorts):
-        if born > step:
-            break
-        youngest = born
+def _spare(plan: Plan, cohorts: Mapping[int, int], borns: list[int], step: int, slots: int) -> list[int]:
+    """For each cohort: places until its deadline beyond what it and all older ones need, if `step` takes one more group
+    of a younger cohort. Places: slots - 1 in this step, B in each later one."""
+    spare, older = list[int](), 0
+    for born in borns:
         older += cohorts[born]
-        if older > slots - 1 + plan.groups_per_step * (plan.deadline(born) - step):
-            break
-    return youngest
+        spare.append(slots - 1 + plan.groups_per_step * (plan.deadline(born) - step) - older)
+    return spare
 
 
 def _enter(turn: Turn, group: int) -> None:

@@ -7,8 +7,6 @@ from qwengyre.schedule.state import Phase, State
 from qwengyre.schedule.turn import Turn
 from qwengyre.types import Role
 
-AHEAD = (Role.TRAINING, Role.TO_TRAINING)
-
 
 def lend(turn: Turn) -> None:
     """The next cell (core first, then in order) goes to train; one at a time unless in lockstep.
@@ -130,7 +128,8 @@ def _may_return(state: State, cell: int) -> bool:
 
 
 def _in_prefix(state: State, cell: int) -> bool:
-    return all(c.role in AHEAD for c in state.cells[:cell] if c.role is not Role.LOST)
+    formation = state.cells.formation
+    return all(cells[0] > cell for cells in (formation.rollout, formation.to_rollout) if cells)
 
 
 def _core_stays(state: State) -> bool:

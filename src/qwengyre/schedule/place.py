@@ -5,9 +5,10 @@ Places are counted from homes; there is no second counter.
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from heapq import heapify, heappop, heapreplace
 
 from qwengyre.schedule.actions import Place, Rehome
-from qwengyre.schedule.state import NOWHERE, Asked, Execution, Life, State
+from qwengyre.schedule.state import Asked, Execution, Life, State
 from qwengyre.schedule.turn import Turn
 from qwengyre.types import ExecutionId
 
@@ -17,8 +18,13 @@ def place_queued(turn: Turn) -> None:
     first, since training waits for it, then the oldest."""
     if not turn.state.queued:
         return
-    rollout = turn.state.rollout
-    while turn.state.queued and (cell := _emptiest(turn.state, rollout)) != NOWHERE:
+    cells = turn.state.cells
+    free = [(-cells[i].free, -i) for i in turn.state.rollout if cells[i].free > 0]
+    heapify(free)
+    while free and turn.state.queued:
+        places, cell = free[0]
+        cell = -cell
+        heapreplace(free, (places + 1, -cell)) if places < -1 else heappop(free)
         execution = _leave_queue(turn)
         started = Execution(Life.PLACING, cell, turn.state.at)
         turn.put(executions=turn.state.executions.set(execution, started))
@@ -74,15 +80,6 @@ def _redirect(turn: Turn, execution: ExecutionId, cell: int) -> None:
         assert isinstance(entry.action, Place)
         moved = Asked(replace(entry.action, cell=cell), entry.at)
         turn.put(asked=turn.state.asked.set(about, moved))
-
-
-def _emptiest(state: State, rollout: tuple[int, ...]) -> int:
-    """The cell with most free places, ties to the later one; NOWHERE when all are full."""
-    best, most = NOWHERE, 0
-    for i in rollout:
-        if (free := state.cells[i].free) > 0 and free >= most:
-            best, most = i, free
-    return best
 
 
 def _places(state: State, leaving: Collection[int]) -> list[int]:

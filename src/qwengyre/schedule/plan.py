@@ -1,6 +1,7 @@
 """The plan of a run: the paper's letters, and the settings that make a policy. Nothing here changes during a run."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 from qwengyre.errors import ConfigError, nearest
@@ -119,7 +120,7 @@ class Plan:
         """Qb = (phi + mu) B: groups dispatched and not yet in a step, right after a boundary's dispatch."""
         return (self.phi + self.mu) * self.groups_per_step
 
-    @property
+    @cached_property
     def max_staleness(self) -> int:
         """Largest d = s - v_d of any group in any step."""
         return self.phi + self.mu - 1 + self.slack
