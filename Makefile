@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CONFIG ?= examples/demo.toml
 
-.PHONY: demo test chaos check bench setup clean
+.PHONY: demo test test-harness chaos check bench setup clean
 
 setup: .venv/ready
 
@@ -19,6 +19,9 @@ demo: setup
 
 test: setup
 	$(BIN)/pytest -q -n 4 --dist loadfile
+
+test-harness: setup
+	$(BIN)/pytest -q -m harness --timeout 1200
 
 chaos: setup
 	$(BIN)/pytest -q -m chaos
