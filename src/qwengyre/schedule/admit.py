@@ -26,6 +26,8 @@ def burst_complete(state: State) -> bool:
     """Do the ready groups fill every step that is left of this burst?"""
     if len(state.ready) < _rooms(state):
         return False
+    if len(state.ready) == state.outstanding:
+        return True
     cohorts, ready = dict(state.cohorts), list(state.ready)
     for step in range(state.step, state.burst_end):
         slots = state.slots if step == state.step else state.plan.groups_per_step
