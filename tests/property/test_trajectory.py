@@ -1,15 +1,18 @@
 """Any tree, any scores: what is trained, how often, and with what weight."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwengyre.trajectory.credit import advantages
-from qwengyre.trajectory.pack import Recipe, weigh
+from qwengyre.trajectory.pack import Recipe, split, weigh
 from qwengyre.trajectory.roles import roles
+from qwengyre.trajectory.runs import flattened
 from qwengyre.trajectory.select import rng_for, select, trainable, trajectory
 from qwengyre.trajectory.tree import ROOT, Tree
-from qwengyre.types import ExecutionId, Kind, ModelCall, Segment, Settlement, Stretch, Verdict
+from qwengyre.types import ExecutionId, Kind, MicroStep, ModelCall, Segment, Settlement, Stretch, Verdict
 
 EXECUTION = ExecutionId(0, 0)
 
@@ -70,6 +73,48 @@ def test_a_cap_takes_a_prefix_of_the_uncapped_draws(tree: Tree, seed: int, jmax:
     assert capped == select(tree, roles(tree), rng_for(seed, EXECUTION), 100)[:jmax]
 
 
+def sequences(micro_steps: list[MicroStep]) -> list[tuple[bytes, bytes, bytes]]:
+    """What is trained, whatever the packing: each sequence with its weights, in a fixed order."""
+    found: list[tuple[bytes, bytes, bytes]] = []
+    for flat in map(flattened, micro_steps):
+        cuts = np.cumsum(flat.lengths)[:-1]
+        parts = (np.split(array, cuts) for array in (flat.ids, flat.weights, flat.logprobs))
+        found += [(ids.tobytes(), w.tobytes(), p.tobytes()) for ids, w, p in zip(*parts, strict=True)]
+    return sorted(found)
+
+
+def targets(micro_steps: list[MicroStep]) -> dict[tuple[int, ...], tuple[float, float]]:
+    """Path to a target, itself the last (ids are unique: a path is trained once) -> its weight and log-prob."""
+    found: dict[tuple[int, ...], tuple[float, float]] = {}
+    for flat in map(flattened, micro_steps):
+        start = 0
+        for length in flat.lengths:
+            for t in range(start, start + length):
+                if flat.weights[t]:
+                    path = tuple(flat.ids[start : t + 1].tolist())
+                    assert path not in found, "a sampled token is a target once"
+                    found[path] = (float(flat.weights[t]), float(flat.logprobs[t]))
+            start += length
+    return found
+
+
+@settings(max_examples=100)
+@given(trees(), st.integers(1, 6), st.integers(12, 80), st.integers(8, 60))
+def test_a_tree_trains_what_flat_rows_train(tree: Tree, jmax: int, size: int, first: int):
+    settled = {0: Settlement(Verdict.SCORED, 1.0), 1: Settlement(Verdict.SCORED, 0.0)}
+    recipe = Recipe(seed=0, jmax=jmax, microstep_tokens=size, max_sequence=4096, tree_depth=4096)
+    flat = weigh(0, {0: tree}, settled, replace(recipe, tree_depth=0))
+    packed = weigh(0, {0: tree}, settled, recipe)
+    assert targets(packed) == targets(flat)
+    assert sum(m.tokens for m in packed) <= sum(m.tokens for m in flat)
+    for micro_step in packed:
+        assert micro_step.tokens <= size or len(micro_step.lengths) == 1
+        head, rest = split(micro_step, first)
+        parts = [head] if rest is None else [head, rest]
+        assert targets(parts) == targets([micro_step])
+        assert sequences(parts) == sequences([micro_step])
+
+
 MEMBERS = st.lists(
     st.tuples(trees(), st.sampled_from(list(Verdict)), st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0])),
     min_size=2,
@@ -78,15 +123,15 @@ MEMBERS = st.lists(
 
 
 @settings(max_examples=60)
-@given(MEMBERS, st.integers(1, 5), st.integers(16, 80))
-def test_weights_of_an_execution_sum_to_its_advantage(members, jmax: int, size: int):
+@given(MEMBERS, st.integers(1, 5), st.integers(16, 80), st.sampled_from([0, 4096]))
+def test_weights_of_an_execution_sum_to_its_advantage(members, jmax: int, size: int, depth: int):
     # Ids of member m are shifted by 1000 m, so that a weighted token also names its execution.
     grown = {}
     for member, (tree, _, _) in enumerate(members):
         tree._ids.view[:] += 1000 * member
         grown[member] = tree
     settled = {m: Settlement(verdict, score) for m, (_, verdict, score) in enumerate(members)}
-    recipe = Recipe(seed=0, jmax=jmax, microstep_tokens=size, max_sequence=4096)
+    recipe = Recipe(seed=0, jmax=jmax, microstep_tokens=size, max_sequence=4096, tree_depth=depth)
     micro_steps = weigh(0, grown, settled, recipe)
     ids = np.concatenate([m.ids for m in micro_steps]) if micro_steps else np.empty(0, np.int32)
     weights = np.concatenate([m.weights for m in micro_steps]) if micro_steps else np.empty(0, np.float32)
@@ -100,4 +145,5 @@ def test_weights_of_an_execution_sum_to_its_advantage(members, jmax: int, size: 
     for micro_step in micro_steps:
         assert micro_step.tokens <= size or len(micro_step.lengths) == 1
         starts = np.cumsum([0, *micro_step.lengths[:-1]])
-        assert not micro_step.weights[starts].any()
+        roots = [start for start, parent in zip(starts, micro_step.parents or [-1] * 99, strict=False) if parent < 0]
+        assert not micro_step.weights[roots].any()

@@ -43,3 +43,30 @@ def gradient_of(trainer, micro_steps: list[MicroStep]) -> torch.Tensor:
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     """Norm of the difference over the norm."""
     return float((a - b).norm() / b.norm())
+
+
+def random_tree(rng: np.random.Generator, runs: int, longest: int) -> MicroStep:
+    """A tree (or several) of random shape; half of the tokens are targets, with weights of both signs."""
+    lengths: list[int] = []
+    parents: list[int] = []
+    path: list[int] = []
+    size = 0
+    for _ in range(runs):
+        path = path[: int(rng.integers(0, len(path) + 1))]
+        parents.append(path[-1] if path else -1)
+        lengths.append(int(rng.integers(1, longest)))
+        path = [*path, *range(size, size + lengths[-1])]
+        size += lengths[-1]
+    starts = np.cumsum([0, *lengths[:-1]])
+    weights = 0.1 * rng.standard_normal(size) * (rng.random(size) < 0.5)
+    weights[starts[np.array(parents) < 0]] = 0
+    return MicroStep(
+        name="g0.0",
+        group=0,
+        ids=rng.integers(0, 250, size).astype(np.int32),
+        lengths=tuple(lengths),
+        weights=weights.astype(np.float32),
+        logprobs=(RECORDED + 0.3 * rng.standard_normal(size)).astype(np.float32),
+        temperature=0.8,
+        parents=tuple(parents),
+    )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from qwengyre.trajectory.pack import Recipe, Weighted, pack, split, weigh, weighted
+from qwengyre.trajectory.runs import flattened
 from qwengyre.trajectory.tree import ROOT, Tree
 from qwengyre.types import ExecutionId, Kind, ModelCall, Segment, Settlement, Stretch, Trajectory, Verdict
 
@@ -116,6 +117,80 @@ def test_micro_steps_are_bounded_and_hold_like_lengths():
     assert [m.lengths for m in micro_steps] == [(100,), (30, 30), (20, 10, 10)]
     assert [m.name for m in micro_steps] == ["g2.0", "g2.1", "g2.2"]
     assert all(sum(m.lengths) == len(m.ids) == len(m.weights) == len(m.logprobs) for m in micro_steps)
+
+
+SHARING = replace(RECIPE, tree_depth=256)
+
+
+def test_a_group_has_its_prompt_once_and_each_answer_for_itself():
+    trees = {member: line((30, 4), (2, 3)) for member in range(3)}  # the same ids throughout
+    (flat_one,) = weigh(0, trees, scored(0, 1, 0), replace(RECIPE, microstep_tokens=256))
+    (tree,) = weigh(0, trees, scored(0, 1, 0), SHARING)
+    assert (flat_one.tokens, flat_one.parents) == (117, ())
+    assert (tree.tokens, tree.lengths, tree.parents) == (57, (39, 9, 9), (-1, 29, 29))
+    assert np.array_equal(flattened(tree).ids, flat_one.ids)
+    assert np.array_equal(flattened(tree).weights, flat_one.weights)
+    assert np.array_equal(flattened(tree).logprobs, flat_one.logprobs)
+
+
+def test_branches_share_their_sampled_rows_and_a_weight_stands_at_one_node():
+    tree = line((8, 20))
+    for number in (1, 2):
+        tree.add_call(call(number, 1, 2, 3, first=50 * number))
+    (micro_step,) = weigh(0, {0: tree}, scored(1, 0), SHARING)
+    assert micro_step.lengths == (33, 5)
+    assert micro_step.parents == (-1, 27)
+    assert np.count_nonzero(micro_step.weights) == 26
+    assert micro_step.weights.sum() == pytest.approx(0.5)
+
+
+def test_a_weight_of_a_later_trajectory_stands_at_the_shared_token():
+    """Two branches of which the second alone trains what both share."""
+    ids, keys = np.arange(8, dtype=np.int32), np.arange(8)
+    first = np.array([0, 0, 0, 0, 0, 0, 0, 1], np.float32)
+    second = np.array([0, 0, 2, 2, 0, 0, 2], np.float32)
+    found = [
+        Weighted(ids, first, -first, 0.8, keys),
+        Weighted(ids[:7], second, -second, 0.8, np.r_[keys[:6], 90]),
+    ]
+    (micro_step,) = pack(0, found, SHARING)
+    assert micro_step.lengths == (8, 1)
+    assert micro_step.weights.tolist() == [0, 0, 2, 2, 0, 0, 0, 1, 2]
+    assert micro_step.logprobs.tolist() == [0, 0, -2, -2, 0, 0, 0, -1, -2]
+
+
+def test_rows_are_flat_where_a_tree_saves_little_or_cannot_be():
+    trees = {0: line((1, 40)), 1: line((1, 40))}  # one token in common
+    assert all(not m.parents for m in weigh(0, trees, scored(0, 1), SHARING))
+    trees = {0: line((40, 10)), 1: line((40, 10))}
+    assert all(not m.parents for m in weigh(0, trees, scored(0, 1), replace(SHARING, tree_depth=49)))
+    assert [m.parents for m in weigh(0, trees, scored(0, 1), replace(SHARING, tree_depth=50))] == [(-1, 39)]
+
+
+def test_trees_are_bounded_and_hold_neighbours():
+    trees = {member: line((20, 12)) for member in range(8)}
+    micro_steps = weigh(0, trees, scored(*[0, 1] * 4), SHARING)
+    assert [m.tokens for m in micro_steps] == [56, 56, 44] or all(m.tokens <= 64 for m in micro_steps)
+    assert sum(len(m.lengths) for m in micro_steps) == 8
+    assert len(micro_steps) == 3
+    assert max(m.tokens for m in micro_steps) - min(m.tokens for m in micro_steps) <= 12
+
+
+def test_a_split_tree_takes_what_it_continues_along_without_weight():
+    tree = line((8, 20))
+    for number in (1, 2, 3):
+        tree.add_call(call(number, 1, 2, 3, first=50 * number))
+    (whole,) = weigh(0, {0: tree}, scored(1, 0), SHARING)
+    assert len(whole.lengths) == 3
+    head, rest = split(whole, 33)
+    assert rest is not None
+    assert (head.tokens, rest.tokens, rest.lengths, rest.parents) == (33, 38, (33, 5), (-1, 27))
+    assert head.parents == ()
+    both = [flattened(part) for part in (head, rest)]
+    for name in ("ids", "weights", "logprobs", "lengths"):
+        parts = np.concatenate([getattr(part, name) for part in both])
+        assert np.array_equal(parts, getattr(flattened(whole), name))
+    assert (head.name, rest.name) == ("g0.0/0-1", "g0.0/1-3")
 
 
 def test_a_micro_step_has_one_temperature():

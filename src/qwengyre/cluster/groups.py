@@ -14,7 +14,7 @@ import numpy as np
 from qwengyre.cluster.record import GroupSummary
 from qwengyre.gateway.journal import read_calls, rebuild
 from qwengyre.schedule.events import Settled
-from qwengyre.trajectory.pack import Recipe, weigh
+from qwengyre.trajectory.pack import Recipe, pack, sequences
 from qwengyre.trajectory.tree import Tree
 from qwengyre.types import ExecutionId, MicroStep, ModelCall, Settlement, Verdict
 
@@ -29,6 +29,8 @@ class Groups:
     _settled: dict[ExecutionId, Settlement] = field(default_factory=dict[ExecutionId, Settlement])
     _weighed: dict[int, list[MicroStep]] = field(default_factory=dict[int, list[MicroStep]])
     _num_calls: dict[int, int] = field(default_factory=dict[int, int])
+    _flat: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    """Group -> its trajectories, and their tokens in flat rows."""
 
     def settle(self, event: Settled) -> None:
         """Fold a settlement of the journal; only the first word about an execution counts."""
@@ -47,15 +49,17 @@ class Groups:
     def summary(self, group: int, dispatched_steps: int) -> GroupSummary:
         """What the metrics line of its step says of a weighed group. `dispatched_steps` is its v_d."""
         micro_steps, settled = self._weighed[group], self._members(group)
+        trajectories, flat_tokens = self._flat[group]
         kept = tuple(s.score for s in settled.values() if s.verdict is not Verdict.DROPPED)
         return GroupSummary(
             group=group,
             dispatched_steps=dispatched_steps,
             scores=kept,
             num_dropped=len(settled) - len(kept),
-            trajectories=sum(len(m.lengths) for m in micro_steps),
+            trajectories=trajectories,
             targets=sum(int(np.count_nonzero(m.weights)) for m in micro_steps),
             calls=self._num_calls[group],
+            flat_tokens=flat_tokens,
         )
 
     def verdicts(self) -> dict[str, int]:
@@ -77,4 +81,6 @@ class Groups:
                 if log.calls:
                     trees[member], calls[member] = rebuild(path), log.calls
         self._num_calls[group] = sum(map(len, calls.values()))
-        return weigh(group, trees, settled, self.recipe, calls)
+        found = sequences(group, trees, settled, self.recipe, calls)
+        self._flat[group] = len(found), sum(len(sequence.ids) for sequence in found)
+        return pack(group, found, self.recipe)

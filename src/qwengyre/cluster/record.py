@@ -19,6 +19,8 @@ class GroupSummary:
     targets: int
     """Selected trainable tokens."""
     calls: int
+    flat_tokens: int = 0
+    """Of the trained trajectories, each counted wholly: what would be trained if none shared a prefix."""
 
 
 @dataclass
@@ -127,6 +129,7 @@ class StepRecord:
             "clip_share/mean": self.sums.get("clipped", 0.0) / targets,
             "entropy/mean": self.sums.get("entropy", 0.0) / targets,
             "tokens/trained": int(self.sums.get("tokens", 0)),
+            "tokens/flat": sum(g.flat_tokens for g in self.groups),
             "tokens/targets": int(self.sums.get("targets", 0)),
             "calls": sum(g.calls for g in self.groups),
             "trajectories": sum(g.trajectories for g in self.groups),

@@ -11,7 +11,8 @@ from qwengyre.trainer.batch import Batch, tree_batch
 from qwengyre.trajectory.runs import flattened, paths
 from qwengyre.types import MicroStep
 
-_TOLERANCE = 1e-3
+_TOLERANCE = 5e-4
+"""Of the spread of the logits. fp32 gives 1e-5; a layer that mixes branches gives more, untrained ones too."""
 
 
 def forward(model: nn.Module, batch: Batch) -> Tensor:
@@ -42,6 +43,6 @@ def runs_trees(model: nn.Module) -> bool:
         row = torch.from_numpy(flat.ids[start : start + len(path)].astype(np.int64))
         truth = forward(model, Batch(row[None], row[:0], row[:0]))[0].float()
         start += len(path)
-        if not float((made[path] - truth).abs().max()) <= _TOLERANCE * max(1.0, float(truth.abs().max())):
+        if not float((made[path] - truth).abs().max()) <= _TOLERANCE * float(truth.std()):
             return False
     return True

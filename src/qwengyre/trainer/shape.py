@@ -11,6 +11,8 @@ from typing import Any
 UNLIMITED = 1 << 30
 _EXACT = frozenset({"full_attention", "attention", "sliding_attention", "chunked_attention", "dense", "sparse", "moe"})
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+_FAMILIES = frozenset({"rwkv", "bloom", "mpt"})
+"""Recurrent, or with positions counted along the row, and no key that says so."""
 _STATEFUL = ("mamba", "ssm", "rwkv", "linear_", "conv_", "lru_", "state_size", "time_step", "block_types")
 """Beginnings of the keys by which configurations name a state along the row."""
 
@@ -18,7 +20,9 @@ _STATEFUL = ("mamba", "ssm", "rwkv", "linear_", "conv_", "lru_", "state_size", "
 def tree_depth(config: Mapping[str, Any]) -> int:
     """Longest sequence that may be part of a tree: 0 none, UNLIMITED any. `config` is a model's `config.json`."""
     config = config.get("text_config") or config
-    if config.get("alibi") or any(key.startswith(_STATEFUL) and config[key] is not None for key in config):
+    if config.get("model_type") in _FAMILIES or config.get("alibi"):
+        return 0
+    if any(key.startswith(_STATEFUL) and config[key] is not None for key in config):
         return 0
     kinds = set(config.get("layer_types") or ())
     if kinds - _EXACT:

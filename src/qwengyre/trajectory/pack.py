@@ -194,7 +194,7 @@ def _part(whole: MicroStep, name: str, tokens: slice, runs: slice) -> MicroStep:
         weights=whole.weights[tokens],
         logprobs=whole.logprobs[tokens],
         temperature=whole.temperature,
-        parents=whole.parents[runs],
+        parents=_unless_flat(whole.parents[runs]),
     )
 
 
