@@ -12,7 +12,7 @@ from qwengyre.execution.tasksets import build as tasksets
 from qwengyre.execution.tasksets.base import TaskSet
 from qwengyre.schedule.plan import Evaluations, Plan, Policy
 from qwengyre.trainer.lora import Lora
-from qwengyre.types import Limits, Progress
+from qwengyre.types import Limits, Phase, Progress
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ def prepare(config: Config, scratch: Path, progress: Progress) -> Prepared:
     tasks = tasks_of(config, scratch)
     if evaluates(config):
         eval_tasks_of(config, scratch)
+    needs = harnesses.needs(config.harness.kind)
+    _check_needs(config, needs.memory_mb, needs.pids)
     harnesses.ready(config.harness.kind, config.harness.args, progress)
     harnesses.build(**harness_of(config))
     model = load.resolve(config.model.name, progress=progress)
@@ -59,6 +61,9 @@ def prepare(config: Config, scratch: Path, progress: Progress) -> Prepared:
             f"rl.max_tokens={config.rl.max_tokens} but the window is {window} tokens "
             "(the least of the model's and trainer.max_sequence): lower the first or raise the second"
         )
+    if window < needs.window:
+        wants = f"harness {config.harness.kind} alone fills a window of about {needs.window} tokens"
+        progress(Phase(f"WARNING: {wants}, and this one has {window}: raise trainer.max_sequence", over=True))
     depth = tree_depth(load.config_of(model)) if config.trainer.packing == "auto" else 0
     return Prepared(model, window, depth, load.eos_ids(model), _said(enforcement), len(tasks))
 
@@ -149,6 +154,12 @@ def limits_of(config: Config) -> Limits:
         pids=sandbox.pids,
         disk_mb=sandbox.disk_mb,
     )
+
+
+def _check_needs(config: Config, memory_mb: int, pids: int) -> None:
+    for key, given, needed in (("memory_mb", config.sandbox.memory_mb, memory_mb), ("pids", config.sandbox.pids, pids)):
+        if given < needed:
+            raise ConfigError(f"sandbox.{key}={given}: harness {config.harness.kind} needs at least {needed}")
 
 
 def _said(enforcement: Enforcement) -> str:

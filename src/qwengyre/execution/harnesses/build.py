@@ -49,6 +49,11 @@ def ready(kind: str, args: Mapping[str, Any], progress: Progress) -> None:
         install.install(profile, progress)
 
 
+def needs(kind: str) -> profiles.Needs:
+    """The least that the harness `kind` asks of its sandbox and window, as far as its profile knows."""
+    return profiles.read(kind).needs if kind in profiles.names() else profiles.Needs(memory_mb=0, pids=0)
+
+
 def _profiled(
     profile: profiles.Profile,
     *,
