@@ -16,6 +16,7 @@ from qwengyre.cluster.record import GroupSummary
 from qwengyre.cluster.training import Training
 from qwengyre.model import load
 from qwengyre.schedule import events as ev
+from qwengyre.trainer.lora import Lora
 from qwengyre.trainer.torch import TorchTrainer
 from qwengyre.types import MicroStep, Role
 
@@ -80,7 +81,8 @@ class Books:
 class Fleet:
     """`count` started cells that roll out; `losses` are what a feed reported."""
 
-    def __init__(self, run_dir: Path, count: int) -> None:
+    def __init__(self, run_dir: Path, count: int, lora: Lora | None = None) -> None:
+        self._lora = lora
         folder = load.resolve("tiny")
         self.folder = folder
         self._spec = CellSpec(0, run_dir, folder, 256, load.eos_ids(folder), executions=8, seed=0)
@@ -190,7 +192,7 @@ class Fleet:
 
     def expected(self, micro_steps: list[MicroStep]) -> torch.Tensor:
         """The gradient by one trainer, with the core's weights of now, in order."""
-        trainer = TorchTrainer(load.causal_lm(self.folder), optimizer=False)
+        trainer = TorchTrainer(load.causal_lm(self.folder), optimizer=False, lora=self._lora)
         for name, parameter in self.cell(0)._trainer_.parameters().items():
             trainer.parameters()[name].detach().copy_(parameter.detach())
         for each in micro_steps:
@@ -198,7 +200,8 @@ class Fleet:
         return flat(trainer.gradient())
 
     def _cell(self, index: int) -> Cell:
-        return Cell(replace(self._spec, index=index, trainer_args={"optimizer": index == 0}))
+        args = {"optimizer": index == 0, "source": self.folder, "lora": self._lora}
+        return Cell(replace(self._spec, index=index, trainer_args=args))
 
     def _lost(self, *loss: Any) -> None:
         self.losses.append(loss)

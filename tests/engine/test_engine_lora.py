@@ -8,6 +8,8 @@ import torch
 from engine_cases import full_logprobs, llama, qwen3
 from peft import LoraConfig, inject_adapter_in_model
 
+from qwengyre.engine.calls import Call
+from qwengyre.engine.embedded import EmbeddedEngine
 from qwengyre.engine.forward import GeneralDecoder, LeanDecoder, choose_decoder, kv_shape, model_digest
 from qwengyre.errors import EngineError
 
@@ -75,3 +77,34 @@ def test_keys_and_values_belong_to_a_model_with_the_same_adapters():
 def test_adapters_of_another_kind_are_refused():
     with pytest.raises(EngineError, match="plain LoRA"):
         LeanDecoder(adapted(qwen3(), use_dora=True), 64)
+
+
+async def test_keys_and_values_move_between_equal_versions_only():
+    """A prompt computed by one engine is continued by another with the same adapters, and by nobody else."""
+    models = [adapted(qwen3()), adapted(qwen3()), qwen3()]
+    versions = [3, 3, 3]
+    engines = [
+        EmbeddedEngine(model, name=f"e{i}", eos_ids=[], window=256, version=version)
+        for i, (model, version) in enumerate(zip(models, versions, strict=True))
+    ]
+    prompt = np.random.default_rng(3).integers(3, 263, 120).astype(np.int32)
+    try:
+        for engine in engines:
+            await engine.start()
+            await engine.open()
+        first = await engines[0].generate(Call("first", prompt, 8, 1.0, seed=1, handle="0-0"))
+        blocks = await engines[0].export_kv(["0-0"])
+        assert await engines[1].import_kv(blocks, ["0-0"]) == sum(block.tokens for block in blocks)
+        longer = np.concatenate([prompt, first.token_ids])
+        second = await engines[1].generate(Call("second", longer, 8, 1.0, seed=2, handle="0-0"))
+        assert (await engines[1].stats())["reused_tokens"] > 100
+        wanted = full_logprobs(models[0], longer, second.token_ids)
+        assert float((torch.from_numpy(second.logprobs) - wanted).abs().max()) < 1e-4
+        with pytest.raises(EngineError):
+            await engines[2].import_kv(blocks, ["0-0"])
+        await engines[1].load(4)
+        with pytest.raises(EngineError):
+            await engines[1].import_kv(blocks, ["0-0"])
+    finally:
+        for engine in engines:
+            await engine.stop()

@@ -170,11 +170,17 @@ def _next(run_dir: Path, config: dict[str, Any], chosen: Selection | None) -> It
     """Where the model is, and three commands."""
     checkpoints = sorted(path.parent for path in (run_dir / "checkpoints").glob("step-*/run.json"))
     folder, model = shlex.quote(str(run_dir)), shlex.quote(str(checkpoints[-1])) if checkpoints else ""
-    if model:
+    adapter = bool(checkpoints) and (checkpoints[-1] / "adapter_config.json").exists()
+    if adapter:
+        base = json.loads((checkpoints[-1] / "adapter_config.json").read_text())["base_model_name_or_path"]
+        serve = f"vllm serve {shlex.quote(base)} --enable-lora --lora-modules trained={model}"
+        yield _row("model", f"{model}: an adapter, `{serve}` serves it")
+    elif model:
         yield _row("model", f"{model}: a Hugging Face folder, `vllm serve {model}` serves it as it is")
     commands = [(f"qwengyre inspect {folder} {chosen.execution}", "its tree, and each call")] if chosen else []
     if model:
-        commands.append((f"qwengyre train {folder}/config.toml model.name={model}", "goes on from this model"))
+        merged = " trainer.lora_rank=0" if adapter else ""
+        commands.append((f"qwengyre train {folder}/config.toml model.name={model}{merged}", "goes on from this model"))
     commands.append((f"qwengyre inspect {folder}", "this summary, and every step and execution"))
     for number, (command, why) in enumerate(commands):
         yield _row("" if number else "try next", f"{command}   # {why}")
