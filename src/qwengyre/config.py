@@ -96,6 +96,8 @@ class RL(Section):
     phi: int = Field(default=0, ge=0)
     slack: int = Field(default=0, ge=0)
     jmax: int = Field(default=5, ge=1)
+    advantage_std: bool = False
+    """Advantages are divided by the standard deviation of the group's scores, beside having its mean taken off."""
     temperature: float = Field(default=0.8, gt=0)
     max_tokens: int = Field(default=24, ge=1)
     """Most tokens of one model call; a harness that asks for more gets this."""
@@ -128,7 +130,11 @@ class Trainer(Section):
     """`kind`: `torch` or a dotted path. Defaults are full fine-tuning in fp32; with `lora_rank`, low-rank adapters."""
 
     kind: str = "torch"
-    loss: Literal["cispo"] = "cispo"
+    loss: Literal["cispo", "ppo", "gspo"] = "cispo"
+    """`cispo`: the ratio is capped and has no gradient; `ppo`: clipped for each token; `gspo`: for each model call."""
+    clip: tuple[float, float] | Literal["auto"] = "auto"
+    """The lowest and highest ratio to the recorded log-probs that the loss follows. `auto`: cispo [0, 5], ppo
+    [0.8, 1.28], gspo [0.9997, 1.0004]."""
     learning_rate: float = Field(default=3e-5, ge=0)
     """The highest; `schedule` says how it goes on after the first `warmup_steps`."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -282,7 +282,8 @@ class MicroStep:
     an earlier run (-1: it begins a sequence), so that a shared prefix stands once; each run still ends a sequence.
     `weights[t]` (float32) is the weight of predicting `ids[t]` from the tokens before it in its sequence: A_e / T_e for
     a selected target, else 0 (always 0 for the first token of a sequence). `logprobs[t]` is the recorded behaviour
-    log-probability. The weight travels with the data: a trainer does not know what an advantage is.
+    log-probability. The weight travels with the data: a trainer does not know what an advantage is. `calls[t]` (int32)
+    is equal for the tokens of one model call, 0 for context; None: each stretch of targets in a run is one call.
 
     Example: two sequences of 3 and 2 tokens, two targets of an execution with A = 0.5, T_e = 2
         ids [1 5 7 | 1 7], lengths (3, 2), weights [0 0 .25 | 0 .25]
@@ -298,6 +299,7 @@ class MicroStep:
     logprobs: Floats
     temperature: float
     parents: tuple[int, ...] = ()
+    calls: Ids | None = None
 
     @property
     def tokens(self) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from qwengyre.trajectory.credit import advantages
 from qwengyre.trajectory.pack import Recipe, split, weigh
 from qwengyre.trajectory.roles import roles
-from qwengyre.trajectory.runs import flattened
+from qwengyre.trajectory.runs import before, flattened
 from qwengyre.trajectory.select import rng_for, select, trainable, trajectory
 from qwengyre.trajectory.tree import ROOT, Tree
 from qwengyre.types import ExecutionId, Kind, MicroStep, ModelCall, Segment, Settlement, Stretch, Verdict
@@ -113,6 +113,13 @@ def test_a_tree_trains_what_flat_rows_train(tree: Tree, jmax: int, size: int, fi
         parts = [head] if rest is None else [head, rest]
         assert targets(parts) == targets([micro_step])
         assert sequences(parts) == sequences([micro_step])
+        of_parts = [set(part.calls[part.weights != 0].tolist()) for part in parts]
+        assert not set.intersection(*of_parts, set() if rest is None else of_parts[0]), "a model call is never cut"
+    for micro_step in (*flat, *packed):
+        for number in set(micro_step.calls[micro_step.weights != 0].tolist()):
+            at = np.flatnonzero((micro_step.calls == number) & (micro_step.weights != 0))
+            assert len(at) == trainable(tree)[number - 1]
+            assert np.array_equal(before(micro_step)[at[1:]], at[:-1])
 
 
 MEMBERS = st.lists(

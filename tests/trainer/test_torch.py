@@ -63,6 +63,8 @@ def test_a_micro_step_without_weights_costs_and_adds_nothing(model, rng):
         "loss": 0.0,
         "mismatch_kl": 0.0,
         "clipped": 0.0,
+        "ratio": 0.0,
+        "ratio_squared": 0.0,
         "entropy": 0.0,
     }
     assert not gradient_of(trainer, [bad]).any()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from trainer_cases import distance, gradient_of, random_tree
+from trainer_cases import RECORDED, distance, gradient_of, random_tree
 from transformers import (
     BloomConfig,
     Gemma2Config,
@@ -65,6 +65,17 @@ def test_random_trees_have_the_gradient_of_flat_rows(name: str, rng, monkeypatch
         with monkeypatch.context() as only_here:
             only_here.setattr(torch_trainer, "flattened", None)  # the tree is run as a tree
             assert distance(gradient_of(trainer, [tree]), expected) < 1e-5
+
+
+@pytest.mark.parametrize("loss", ["ppo", "gspo"])
+def test_other_losses_too(loss: str, model, rng):
+    trainer, tree = TorchTrainer(model, loss=loss), random_tree(rng, 8, 20)
+    near = replace(tree, logprobs=np.full(tree.tokens, RECORDED, np.float32))
+    expected = gradient_of(trainer, [flattened(near)])
+    assert expected.norm() > 0
+    assert distance(gradient_of(trainer, [near]), expected) < 1e-5
+    head, rest = split(near, near.tokens // 2)
+    assert distance(gradient_of(trainer, [rest, head]), expected) < 1e-5
 
 
 def test_any_cut_of_a_tree_has_its_gradient(model, rng):

@@ -73,6 +73,7 @@ class Control:
             jmax=config.rl.jmax,
             microstep_tokens=config.trainer.microstep_tokens,
             max_sequence=spec.max_sequence,
+            std=config.rl.advantage_std,
             tree_depth=spec.tree_depth,
         )
         self._groups = Groups(folder / "calls", config.rl.group_size, recipe)

@@ -107,6 +107,11 @@ class StepRecord:
         """E: settled executions of the step's groups that were not dropped."""
         return sum(len(g.scores) for g in self.groups)
 
+    def _effective(self) -> float:
+        """Effective sample size as a share of the targets: 1 when all ratios are equal."""
+        squares = self.sums.get("targets", 0.0) * self.sums.get("ratio_squared", 0.0)
+        return self.sums.get("ratio", 0.0) ** 2 / squares if squares else 1.0
+
     def row(self) -> dict[str, Any]:
         """The line of `metrics.jsonl`."""
         scores = [s for g in self.groups for s in g.scores]
@@ -127,6 +132,7 @@ class StepRecord:
             "actor/optimizer_step": bool(self.optimizer),
             "mismatch_kl/mean": self.sums.get("mismatch_kl", 0.0) / targets,
             "clip_share/mean": self.sums.get("clipped", 0.0) / targets,
+            "effective_sample_size/mean": self._effective(),
             "entropy/mean": self.sums.get("entropy", 0.0) / targets,
             "tokens/trained": int(self.sums.get("tokens", 0)),
             "tokens/flat": sum(g.flat_tokens for g in self.groups),

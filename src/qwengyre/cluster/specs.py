@@ -81,6 +81,7 @@ class Specs:
             trainer=trainer.kind,
             trainer_args={
                 "loss": trainer.loss,
+                "clip": None if trainer.clip == "auto" else trainer.clip,
                 "weight_decay": trainer.weight_decay,
                 "clip_norm": trainer.clip_norm,
                 "optimizer": index == 0,

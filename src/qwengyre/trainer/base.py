@@ -20,7 +20,8 @@ class Trainer(Protocol):
 
     def accumulate(self, micro_step: MicroStep) -> dict[str, float]:
         """Add the gradient of `micro_step` to this trainer's buffer. Returns sums over its weighted tokens, to be
-        added over micro-steps: tokens, targets, loss, mismatch_kl, clipped, entropy (each a plain float)."""
+        added over micro-steps, plain floats: tokens, targets, loss, mismatch_kl, clipped, ratio, ratio_squared,
+        entropy."""
         ...
 
     def optimizer_step(self, scale: float, learning_rate: float) -> dict[str, float]:

@@ -18,9 +18,9 @@ from qwengyre.errors import MachineError, RunError
 from qwengyre.trainer.batch import Batch, batches, tree_batch
 from qwengyre.trainer.forward import forward, runs_trees
 from qwengyre.trainer.lora import Adapters, Lora
-from qwengyre.trainer.loss import LOSSES, entropy, mismatch, target_logprobs
+from qwengyre.trainer.loss import LOSSES, Targets, entropy, measured, target_logprobs
 from qwengyre.trainer.shape import tree_depth
-from qwengyre.trajectory.runs import depths, flattened
+from qwengyre.trajectory.runs import calls, depths, flattened
 from qwengyre.types import Floats, Ids, MicroStep
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STATE = "trainer_state.pt"
 BETAS = (0.9, 0.95)
 """AdamW's decay rates; the second is lower than usual because a run has few, noisy steps."""
-SUMS = ("tokens", "targets", "loss", "mismatch_kl", "clipped", "entropy")
+SUMS = ("tokens", "targets", "loss", "mismatch_kl", "clipped", "ratio", "ratio_squared", "entropy")
 _COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -47,6 +47,7 @@ class TorchTrainer:
     """Implements `trainer.base.Trainer` for one process on a CPU.
 
     `optimizer` is True on the core cell only. `source` is the HF folder whose tokenizer files go into checkpoints.
+    `clip`: the lowest and highest ratio that `loss` follows, if not its own.
     With `lora`, the model gets adapters, in place, and they alone are trained, shared and saved.
     """
 
@@ -55,6 +56,7 @@ class TorchTrainer:
         model: "PreTrainedModel",
         *,
         loss: str = "cispo",
+        clip: tuple[float, float] | None = None,
         weight_decay: float = 0.0,
         clip_norm: float = 1.0,
         optimizer: bool = True,
@@ -63,7 +65,8 @@ class TorchTrainer:
     ) -> None:
         self._model = model
         self._adapters = Adapters(model, lora) if lora is not None and lora.rank else None
-        self._loss = LOSSES[loss]
+        self._loss = LOSSES[loss].formula
+        self._clip = clip or (LOSSES[loss].low, LOSSES[loss].high)
         self._clip_norm = clip_norm
         self._source = source
         self._tree_depth: int | None = None  # not known before the first tree comes
@@ -91,16 +94,18 @@ class TorchTrainer:
         ids = torch.from_numpy(micro_step.ids.astype(np.int64))
         weights = torch.tensor(micro_step.weights)
         recorded = torch.tensor(micro_step.logprobs)
+        of_call = torch.from_numpy(calls(micro_step))
         for batch in self._batches(micro_step, ids):
             at = batch.targets_N
             logits_NV = self._logits(batch)
             logp_N = target_logprobs(logits_NV, ids[at], micro_step.temperature)
-            loss = self._loss(logp_N, recorded[at], weights[at])
+            targets = Targets(logp_N, recorded[at], weights[at], of_call[at])
+            loss, clipped_N = self._loss(targets, *self._clip)
             entropy_sum = entropy(logits_NV.detach(), micro_step.temperature)
             del logits_NV
             loss.backward()
-            measured = {"targets": float(len(at)), "loss": float(loss.detach()), "entropy": entropy_sum}
-            for name, value in (measured | mismatch(logp_N.detach(), recorded[at])).items():
+            found = {"targets": float(len(at)), "loss": float(loss.detach()), "entropy": entropy_sum}
+            for name, value in (found | measured(targets, clipped_N)).items():
                 sums[name] += value
         return sums
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from qwengyre.trajectory.credit import advantages
 from qwengyre.trajectory.cut import cut
-from qwengyre.trajectory.prefix import Keys, depth_first, keys_of
+from qwengyre.trajectory.prefix import Keys, depth_first, keys_of, owners
 from qwengyre.trajectory.roles import roles
 from qwengyre.trajectory.runs import path, paths
 from qwengyre.trajectory.select import rng_for, select, trajectory
@@ -140,6 +140,7 @@ def _flat(members: Sequence[Weighted]) -> MicroStep:
         weights=np.concatenate([member.weights for member in members]),
         logprobs=np.concatenate([member.logprobs for member in members]),
         temperature=members[0].temperature,
+        calls=np.concatenate([owners(member.keys) for member in members]),
     )
 
 
@@ -162,7 +163,13 @@ def _tree(members: Sequence[Weighted], shared: Sequence[int]) -> MicroStep:
 
 
 def _without(member: Weighted, common: int) -> Weighted:
-    return replace(member, ids=member.ids[common:], weights=member.weights[common:], logprobs=member.logprobs[common:])
+    return replace(
+        member,
+        ids=member.ids[common:],
+        weights=member.weights[common:],
+        logprobs=member.logprobs[common:],
+        keys=member.keys[common:],
+    )
 
 
 def split(micro_step: MicroStep, tokens: int) -> tuple[MicroStep, MicroStep | None]:
@@ -195,6 +202,7 @@ def _part(whole: MicroStep, name: str, tokens: slice, runs: slice) -> MicroStep:
         logprobs=whole.logprobs[tokens],
         temperature=whole.temperature,
         parents=_unless_flat(whole.parents[runs]),
+        calls=None if whole.calls is None else whole.calls[tokens],
     )
 
 
@@ -216,6 +224,7 @@ def _regrown(whole: MicroStep, rest: MicroStep, cut_at: int) -> MicroStep:
         weights=np.concatenate([silent, rest.weights]),
         logprobs=np.concatenate([silent, rest.logprobs]),
         parents=_unless_flat((-1, *parents)),
+        calls=None if whole.calls is None or rest.calls is None else np.concatenate([whole.calls[trunk], rest.calls]),
     )
 
 

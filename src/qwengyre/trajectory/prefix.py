@@ -21,6 +21,11 @@ def keys_of(ids: Ids, rows: Ids, base: int) -> Keys:
     return (named << 32) | ids
 
 
+def owners(keys: Keys) -> Ids:
+    """Which sampled row, of all the group's, each token belongs to (int32, from 1); 0 for context."""
+    return (keys >> 32).astype(np.int32)
+
+
 def depth_first(keys: Sequence[Keys]) -> tuple[list[int], list[int]]:
     """An order in which sequences that share a prefix are neighbours, and how much each shares with the one before.
 
