@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from qwengyre.cluster import memory
 from qwengyre.cluster.checkpoints import steps_of
 from qwengyre.cluster.handover import CellKV, Exported, Parcel, Plan
 from qwengyre.cluster.share import Flush as Flush
@@ -143,6 +144,7 @@ class Cell:
         await self._blocking(self._share_.rest, self.spec.core)
         if snapshot is not None:
             await self._blocking(self._take, snapshot)
+        await self._blocking(memory.give_back)
         self._before = {}
         await self._engine_.wake()
         await self._engine_.load(version)
@@ -164,6 +166,7 @@ class Cell:
             await asyncio.sleep(0.01)
         stats, self._before = await self._engine_.stats(), {}
         await self._engine_.sleep()
+        await self._blocking(memory.give_back)
         names = ("aborted", "aborted_tokens", "aborted_kv")
         return Drained(*(int(stats.get(name, 0) - before.get(name, 0)) for name in names))
 
@@ -235,7 +238,9 @@ class Cell:
     ) -> dict[str, float]:
         """Core: the optimizer step, in place on the shared parameters. The same answer if repeated."""
         self._current(incarnation)
-        return await self._blocking(self._share_.close, step, scale, learning_rate)
+        metrics = await self._blocking(self._share_.close, step, scale, learning_rate)
+        await self._blocking(memory.give_back)
+        return metrics
 
     async def skip_step(self, step: int, *, incarnation: int | None = None) -> None:
         """Core: `step` had no weight, so it makes no optimizer call."""
