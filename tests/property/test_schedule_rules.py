@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from qwengyre.schedule import actions as act
 from qwengyre.schedule import events as ev
 from qwengyre.schedule.codec import decode_action, decode_event, encode
+from qwengyre.schedule.plan import NAMES, When
 from qwengyre.schedule.state import NOWHERE, Evaluations, Life, Phase, Plan, Stage, State
 from qwengyre.schedule.step import asked, open_executions, start, step
 from qwengyre.schedule.waiting import waiting
@@ -24,6 +25,7 @@ from qwengyre.types import Ending, Role, Verdict
 
 MOST_EVENTS = 20_000
 FOR_EVER = 1e9
+OVERFULL = (When.ROOM_OR_BURST, When.SHARE)
 QUICK = settings(
     max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
 )
@@ -175,7 +177,11 @@ class Watch:
         if move.cell < policy.least:
             return
         assert state.pending or (state.trained and move.cell == 0), "data that nobody has claimed"
-        if not policy.complete:
+        if policy.when is When.DRAINED:
+            assert state.waterlevel == 0, "nothing is live"
+        if policy.when in (When.STEP, When.BURST, When.DRAINED):
+            assert state.room == 0, "the step has all its groups"
+        if policy.when is When.ROOM:
             assert not state.queued
             assert not state.homeless
             assert not state.cells[move.cell].homes
@@ -228,7 +234,8 @@ class Watch:
         assert len(homes) + state.queued == state.waterlevel
         live = [g for g in state.groups.values() if g.stage not in (Stage.VOID, Stage.ADMITTED)]
         assert Counter(g.born for g in live) == Counter(dict(state.cohorts.items()))
-        if (state.queued or state.homeless) and state.phase is not Phase.DONE:
+        suspended = any(state.cells[i].homes for i in state.training) and state.plan.policy.when in OVERFULL
+        if (state.queued or state.homeless or suspended) and state.phase is not Phase.DONE:
             assert all(state.cells[i].free <= 0 for i in state.rollout), "nobody waits while there is a place"
 
 
@@ -395,10 +402,10 @@ EVALUATIONS = st.builds(
 
 
 @st.composite
-def plans(draw: st.DrawFn, kinds: tuple[str, ...] = ("elastic", "async", "colocate")) -> Plan:
+def plans(draw: st.DrawFn, kinds: tuple[str, ...] = tuple(NAMES)) -> Plan:
     kind = draw(st.sampled_from(kinds))
     standalone, cells = draw(st.integers(0, 2)), draw(st.integers(1, 4))
-    if kind == "async" and cells == 1:
+    if kind.startswith("async") and cells == 1:
         standalone = max(1, standalone)
     training = 1 if cells == 1 else draw(st.integers(1, cells - 1))
     letters = {"groups_per_step": (1, 3), "group_size": (2, 3), "steps": (1, 5), "capacity": (1, 5)}

@@ -3,7 +3,7 @@
 import pytest
 
 from qwengyre.errors import ConfigError
-from qwengyre.schedule.plan import Plan, Policy
+from qwengyre.schedule.plan import Plan, Policy, When
 
 LETTERS = {"cells": 2, "groups_per_step": 3, "group_size": 2, "steps": 4, "capacity": 5}
 
@@ -17,9 +17,9 @@ def test_the_papers_letters() -> None:
 
 
 def test_a_policy_is_a_name_for_settings() -> None:
-    assert Policy.named("elastic") == Policy(0, None, lockstep=False, complete=False, streaming=True)
-    assert Policy.named("async", 2) == Policy(2, 2, lockstep=False, complete=False, streaming=False)
-    assert Policy.named("colocate") == Policy(0, None, lockstep=True, complete=True, streaming=False)
+    assert Policy.named("elastic") == Policy(0, None, lockstep=False, when=When.ROOM, streaming=True)
+    assert Policy.named("async", 2) == Policy(2, 2, lockstep=False, when=When.ROOM, streaming=False)
+    assert Policy.named("colocate") == Policy(0, None, lockstep=True, when=When.BURST, streaming=False)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,11 @@ def burst_complete(state: State) -> bool:
     return True
 
 
+def step_complete(state: State) -> bool:
+    """Do the ready groups fill the open step, or is it full?"""
+    return state.room == 0 or batch_ready(state)
+
+
 def _rooms(state: State) -> int:
     """Groups that the rest of the burst takes at least."""
     return min(state.slots + (state.burst_end - state.step - 1) * state.plan.groups_per_step, state.released)

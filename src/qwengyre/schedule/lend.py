@@ -1,8 +1,11 @@
 """Cells between rollout and training: lend, take back, turn round. The training cells are a prefix of the live ones."""
 
+from collections.abc import Callable, Mapping
+
 from qwengyre.schedule.actions import Move
-from qwengyre.schedule.admit import batch_ready, burst_complete
+from qwengyre.schedule.admit import batch_ready, burst_complete, step_complete
 from qwengyre.schedule.place import hand_over
+from qwengyre.schedule.plan import When
 from qwengyre.schedule.state import Phase, State
 from qwengyre.schedule.turn import Turn
 from qwengyre.types import Role
@@ -11,8 +14,8 @@ from qwengyre.types import Role
 def lend(turn: Turn) -> None:
     """The next cell (core first, then in order) goes to train; one at a time unless in lockstep.
 
-    Iff this burst has data nobody has claimed, no other cell is in transit, and w <= C_R - C_e: the unfinished
-    executions fit into the cells that stay. With `policy.complete`: iff the burst's data are complete.
+    Iff this burst has data nobody has claimed, no other cell is in transit, and `policy.when` allows it: for the
+    paper's rule, w <= C_R - C_e.
     """
     state = turn.state
     if state.phase is not Phase.OPEN or not (_has_work(state) or state.plan.policy.least):
@@ -22,8 +25,7 @@ def lend(turn: Turn) -> None:
     leaving = _next_cells(state)
     if not leaving or not _may_leave(state, leaving):
         return
-    if not state.plan.policy.complete:
-        hand_over(turn, leaving)
+    hand_over(turn, leaving)
     for cell in leaving:
         _move(turn, cell, Role.TRAINING)
 
@@ -97,11 +99,30 @@ def _may_leave(state: State, leaving: list[int]) -> bool:
         return True  # trains for good: it has no executions
     if not _has_work(state):
         return False
-    if state.plan.policy.complete:
-        return burst_complete(state)
+    return _LEAVES[state.plan.policy.when](state, leaving)
+
+
+def _room_without(state: State, leaving: list[int]) -> bool:
+    """w(t) <= C_R(t) - C_e."""
     rollout = state.rollout
     losing = sum(state.cells[i].capacity for i in leaving if i in rollout)
-    return state.waterlevel <= state.rollout_capacity - losing  # w(t) <= C_R(t) - C_e
+    return state.waterlevel <= state.rollout_capacity - losing
+
+
+def _enough_data(state: State) -> bool:
+    """Groups whose data wait, as many as `policy.share` of a step's; or the step has no more to wait for."""
+    waiting = state.pending / max(1, state.expected) * state.admitted
+    return state.room == 0 or waiting >= state.plan.policy.share * state.plan.groups_per_step
+
+
+_LEAVES: Mapping[When, Callable[[State, list[int]], bool]] = {
+    When.ROOM: _room_without,
+    When.ROOM_OR_BURST: lambda state, leaving: _room_without(state, leaving) or burst_complete(state),
+    When.STEP: lambda state, _: step_complete(state),
+    When.BURST: lambda state, _: burst_complete(state),
+    When.DRAINED: lambda state, _: state.waterlevel == 0 and burst_complete(state),
+    When.SHARE: lambda state, _: _enough_data(state),
+}
 
 
 def _has_work(state: State) -> bool:
@@ -114,10 +135,18 @@ def _core_is_live(state: State) -> bool:
 
 
 def _short(state: State) -> bool:
-    """w > C_R, with cells on their way back counted. Suspended executions have a place until there is no data left."""
-    if state.plan.policy.complete:
+    """Must a cell return before the burst is over? By the waterlevel if w > C_R, cells on their way back counted; where
+    executions are suspended in place, if data are missing that only rollout makes."""
+    when = state.plan.policy.when
+    if when is When.STEP:
+        return not step_complete(state)
+    if when in (When.BURST, When.DRAINED):
         return not burst_complete(state)
-    return state.waterlevel > state.rollout_capacity + state.cells.formation.coming
+    if state.waterlevel <= state.rollout_capacity + state.cells.formation.coming:
+        return False
+    if when is When.SHARE:
+        return not (state.pending or state.claimed or burst_complete(state))
+    return when is When.ROOM or not burst_complete(state)
 
 
 def _may_return(state: State, cell: int) -> bool:
@@ -134,7 +163,7 @@ def _in_prefix(state: State, cell: int) -> bool:
 
 def _core_stays(state: State) -> bool:
     """w fits into the cells but the core, those on their way back included (what is to be dispatched is in w)."""
-    if state.plan.policy.complete or not batch_ready(state):
+    if state.plan.policy.when not in (When.ROOM, When.ROOM_OR_BURST, When.SHARE) or not batch_ready(state):
         return False
     formation = state.cells.formation
     rest = sum(state.cells[i].capacity for i in formation.rollout + formation.to_rollout if i)

@@ -8,9 +8,13 @@ from dataclasses import replace
 from heapq import heapify, heappop, heapreplace
 
 from qwengyre.schedule.actions import Place, Rehome
+from qwengyre.schedule.plan import When
 from qwengyre.schedule.state import Asked, Execution, Life, State
 from qwengyre.schedule.turn import Turn
 from qwengyre.types import ExecutionId
+
+_OVERFULL = (When.ROOM_OR_BURST, When.SHARE)
+"""Rules whose lent cells hand over what has room elsewhere, and suspend the rest."""
 
 
 def place_queued(turn: Turn) -> None:
@@ -52,13 +56,25 @@ def place_homeless(turn: Turn) -> None:
         _rehome(turn, zip(sorted(state.homeless), places, strict=False))
 
 
-def hand_over(turn: Turn, leaving: Collection[int]) -> None:
-    """Executions at home in `leaving` cells move to cells that stay, longest-staying first. There must be room."""
+def place_suspended(turn: Turn) -> None:
+    """Executions suspended in cells that train go on in cells that roll out, as far as there is room, oldest first."""
     state = turn.state
+    if state.plan.policy.when in _OVERFULL and (cells := [i for i in state.training if state.cells[i].homes]):
+        hand_over(turn, cells)
+
+
+def hand_over(turn: Turn, leaving: Collection[int]) -> None:
+    """Executions at home in `leaving` cells move to cells that stay, longest-staying first: all of them by the paper's
+    rule, none where they are suspended in place."""
+    state, when = turn.state, turn.state.plan.policy.when
+    if when not in (When.ROOM, *_OVERFULL):
+        return
     executions = sorted(execution for cell in leaving for execution in state.cells[cell].homes)
-    if executions:
-        places = _places(state, leaving)
-        assert len(places) >= len(executions), f"{len(executions)} executions, but only {len(places)} places stay"
+    if not executions:
+        return
+    places = _places(state, leaving)
+    assert when in _OVERFULL or len(places) >= len(executions), f"{len(executions)} executions for {len(places)} places"
+    if places:
         _rehome(turn, zip(executions, places, strict=False))
 
 

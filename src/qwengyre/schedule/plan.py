@@ -1,10 +1,30 @@
 """The plan of a run: the paper's letters, and the settings that make a policy. Nothing here changes during a run."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Any, Self
 
 from qwengyre.errors import ConfigError, nearest
+
+
+class When(StrEnum):
+    """When the next cell (in lockstep: all of them) may be lent, if there is data that nobody has claimed."""
+
+    ROOM = "room"
+    """w <= C_R - C_e: the unfinished executions fit into the cells that stay, and move there. The paper's rule."""
+    ROOM_OR_BURST = "room_or_burst"
+    """As ROOM, or as BURST."""
+    STEP = "step"
+    """The open step has all its groups. What is live then is suspended in place: it keeps its home, its calls wait."""
+    BURST = "burst"
+    """The burst has all its groups; what is live then is look-ahead, and suspended in place."""
+    DRAINED = "drained"
+    """As BURST, and nothing is live."""
+    SHARE = "share"
+    """Data of enough groups wait (`Policy.share`), or the open step has all its groups. Executions move to the cells
+    that stay as far as there is room; the rest is suspended in place until there is."""
 
 
 @dataclass(frozen=True)
@@ -12,28 +32,38 @@ class Policy:
     """How cells move, as settings. A training prefix holds at least `least` and at most `most` cells (None: all).
 
     `lockstep`: all cells that may be lent move at once, instead of one at a time.
-    `complete`: lend only when the whole data of the burst are ready; what is live then is look-ahead and is suspended
-    in place (it keeps its home; its calls wait in the gateway). Otherwise a lent cell hands its executions over.
+    `share`: for When.SHARE, how much of a step's groups is enough.
     `streaming`: a group enters its step as soon as it is ready; otherwise a step's groups enter together.
     """
 
     least: int = 0
     most: int | None = None
     lockstep: bool = False
-    complete: bool = False
+    when: When = When.ROOM
+    share: float = 0.0
     streaming: bool = True
 
-    @classmethod
-    def named(cls, kind: str, training: int = 1) -> Self:
-        """`elastic`, `async` (cells 0..training-1 always train) or `colocate`. Raises ConfigError."""
-        known = {
-            "elastic": cls(),
-            "async": cls(least=training, most=training, streaming=False),
-            "colocate": cls(lockstep=True, complete=True, streaming=False),
-        }
-        if kind not in known:
-            raise ConfigError(f"policy.kind='{kind}' is no policy: {nearest(kind, list(known))}")
-        return known[kind]
+    @staticmethod
+    def named(kind: str, training: int = 1) -> "Policy":
+        """A policy by its name (`NAMES`); `training` = a, cells 0..a-1 of `async` always train. Raises ConfigError."""
+        if kind not in NAMES:
+            raise ConfigError(f"policy.kind='{kind}' is no policy: {nearest(kind, list(NAMES))}")
+        policy = NAMES[kind]
+        return replace(policy, least=training, most=training) if kind.startswith("async") else policy
+
+
+NAMES: Mapping[str, Policy] = {
+    "elastic": Policy(),
+    "async": Policy(streaming=False),
+    "async-streaming": Policy(),
+    "colocate": Policy(lockstep=True, when=When.BURST, streaming=False),
+    "colocate-step": Policy(lockstep=True, when=When.STEP, streaming=False),
+    "colocate-drain": Policy(lockstep=True, when=When.DRAINED, streaming=False),
+    "colocate-streaming": Policy(lockstep=True, when=When.ROOM_OR_BURST),
+    "at-once": Policy(lockstep=True, when=When.SHARE, share=0.3),
+}
+"""The policies that have a name, as settings. `at-once` lends as hybrid replicas are lent elsewhere: all together, as
+soon as three tenths of a step's groups wait."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +122,8 @@ class Plan:
         for name, least in (("standalone", 0), ("mu", 1), ("phi", 0), ("slack", 0)):
             _at_least(name, getattr(self, name), least)
         _at_least("steps", self.steps, 0 if self.evaluations.before and self.evaluations.count else 1)
+        if not 0 <= self.policy.share <= 1:
+            raise ConfigError(f"policy.share={self.policy.share}: give a share of a step's groups, 0 to 1")
         least, most = self.policy.least, self.most_training
         if not 0 <= least <= most <= self.cells or most < 1:
             raise ConfigError(

@@ -3,7 +3,7 @@
     observe    the event becomes part of the state; at a boundary new groups are dispatched and lent cells return
     evaluate   an evaluation whose executions are all settled ends, and its boundary goes on
     join       a restarted cell takes executions again
-    place      homeless executions first, then the queue
+    place      homeless executions first, then suspended ones, then the queue
     admit      finished groups enter the open step
     close      the optimizer, when a full step is trained
     publish    new weights, when the burst is over and no cell is in transit
@@ -19,7 +19,7 @@ from qwengyre.schedule.burst import close_step, end_evaluation, publish
 from qwengyre.schedule.events import Event
 from qwengyre.schedule.lend import join_waiting, lend, take_back
 from qwengyre.schedule.observe import observe
-from qwengyre.schedule.place import place_homeless, place_queued
+from qwengyre.schedule.place import place_homeless, place_queued, place_suspended
 from qwengyre.schedule.state import Cell, Cells, Life, Phase, Plan, State
 from qwengyre.schedule.turn import Turn
 from qwengyre.types import ExecutionId, Role
@@ -43,6 +43,7 @@ def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
 def _decide(turn: Turn) -> None:
     join_waiting(turn)
     place_homeless(turn)
+    place_suspended(turn)
     place_queued(turn)
     if turn.state.phase is Phase.OPEN:
         admit(turn)

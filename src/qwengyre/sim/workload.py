@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from qwengyre.errors import ConfigError, nearest
+from qwengyre.schedule.plan import When
 
 HOUR = 3600.0
 DEFAULT = "swe_terminal"
@@ -113,7 +114,8 @@ class PolicySettings(Section):
     least: int | None = None
     most: int | None = None
     lockstep: bool | None = None
-    complete: bool | None = None
+    when: When | None = None
+    share: float | None = None
     streaming: bool | None = None
 
 
