@@ -1,6 +1,6 @@
 """Does the demo learn? Whole runs of the command, held-out scores before and after, and a control that cannot learn.
 
-    python bench/learning.py [--seeds 11 12 13] [--config examples/demo.toml] [--out runs/learning] [--no-control]
+    python bench/learning.py [--seeds 21 22 23] [--config examples/demo.toml] [--out runs/learning] [--no-control]
                              [--json FILE] [section.key=value]...
 
 One run a seed, then the control: the first seed with learning rate 0. A finished run in --out is read, not run again; a
@@ -35,7 +35,7 @@ NO_LEARNING = "trainer.learning_rate=0"
 def main() -> None:
     """Run what is missing, then print tables. Exit code 1 when a run does not show what is asked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="*", default=[11, 12, 13])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[21, 22, 23])
     parser.add_argument("--config", default="examples/demo.toml")
     parser.add_argument("--out", type=Path, default=Path("runs/learning"))
     parser.add_argument("--no-control", action="store_true")
