@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qwengyre.observe.branching import Selection, most_branching
-from qwengyre.observe.lines import estimate, trend
+from qwengyre.observe.lines import counted, estimate, trend
 from qwengyre.observe.timeline import Timeline, span
 from qwengyre.observe.use import Use, add_use
 from qwengyre.schedule.events import Event
@@ -72,14 +72,16 @@ def _steps(summary: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Iterator[
     counts = summary["executions"]
     verdicts = ", ".join(f"{counts[what]} {what}" for what in ("scored", "placeholder", "dropped") if counts[what])
     tokens = sum(row["tokens/trained"] for row in rows)
-    yield _row("run", f"{summary['steps']} steps in {span(summary['seconds'])}; executions: {verdicts or 'none'}")
+    yield _row(
+        "run", f"{counted(summary['steps'], 'step')} in {span(summary['seconds'])}; executions: {verdicts or 'none'}"
+    )
     if rows:
         rewards = [row["reward/mean"] for row in rows]
         by_step = f"; step by step, in tenths: {trend(rewards, 60)}" if len(rows) > 2 else ""
         yield _row("reward", f"{rewards[0]:.3f} at the first step, {rewards[-1]:.3f} at the last{by_step}")
         steps = sum(row["actor/optimizer_step"] for row in rows)
         stale = max(row["staleness/max"] for row in rows)
-        yield _row("training", f"{steps} optimizer steps on {tokens} tokens; staleness at most {stale}")
+        yield _row("training", f"{counted(steps, 'optimizer step')} on {tokens} tokens; staleness at most {stale}")
 
 
 def _held_out(found: dict[str, Any] | None) -> Iterator[str]:
@@ -131,7 +133,9 @@ def _moves(moves: dict[str, Any]) -> Iterator[str]:
     failed = f", {moves['failed']} failed" if moves["failed"] else ""
     calls = moves["calls_continued"]
     live = f"; {calls} model calls continued with {moves['tokens_kept']} tokens kept" if calls else ""
-    yield _row("moves", f"{moves['moves']} changes of role{failed}, {moves['seconds']:.1f} s altogether{live}")
+    yield _row(
+        "moves", f"{counted(moves['moves'], 'change')} of role{failed}, {moves['seconds']:.1f} s altogether{live}"
+    )
 
 
 def _selected(chosen: Selection, run_dir: Path) -> Iterator[str]:
@@ -139,8 +143,8 @@ def _selected(chosen: Selection, run_dir: Path) -> Iterator[str]:
     score = scores.get(str(chosen.execution))
     said = f", {score['task']}, {score['verdict']} {score['score']:.3f}" if score else ""
     leaves, calls = len(chosen.roles), len(chosen.log.calls)
-    branching = f"{_count(leaves, 'branch', 'es')} in {_count(chosen.threads, 'thread')}"
-    yield _row("selected", f"of execution {chosen.execution}{said}: {_count(calls, 'call')}, {branching}")
+    branching = f"{counted(leaves, 'branch', 'es')} in {counted(chosen.threads, 'thread')}"
+    yield _row("selected", f"of execution {chosen.execution}{said}: {counted(calls, 'call')}, {branching}")
     lines = list(chosen.lines())
     yield from (_row("", line) for line in lines[:LEAVES])
     if len(lines) > LEAVES:
@@ -160,10 +164,6 @@ def _credit(chosen: Selection, scores: dict[str, Any]) -> Iterator[str]:
     effect = own["score"] - mean
     does = "makes them likelier" if effect > 0 else "makes them less likely" if effect < 0 else "trains nothing"
     yield f"its score less the mean of its group of {len(mates)} ({mean:.3f}) is {effect:+.3f}: that {does}"
-
-
-def _count(number: int, word: str, more: str = "s") -> str:
-    return f"{number} {word}{more if number != 1 else ''}"
 
 
 def _next(run_dir: Path, config: dict[str, Any], chosen: Selection | None) -> Iterator[str]:

@@ -42,11 +42,16 @@ def _moved(row: Row) -> str:
     calls, kept, moved, again = (row[k] for k in ("calls_continued", "tokens_kept", "kv_moved", "kv_recomputed"))
     if not (live or calls or moved or again):
         return "nothing was live there"
-    executions = f"{live} live execution{'s' * (live != 1)}"
+    executions = counted(live, "live execution")
     if not (calls or moved or again):
         return f"{executions}, none inside a model call"
     told = f"{calls} calls continued with {kept} tokens kept, KV of {moved} tokens moved, of {again} recomputed"
     return f"{executions}, {told}"
+
+
+def checkpoint_line(row: Row) -> str:
+    """A checkpoint that is complete: what its `run.json` says."""
+    return f"checkpoint after step {row['step']}: {row['bytes'] / 1e6:.1f} MB in {row['seconds']:.1f} s"
 
 
 def now_line(status: Row) -> str:
@@ -69,12 +74,12 @@ def evaluating(evaluation: Row) -> str:
 def executions_of(status: Row) -> str:
     """Executions now."""
     running, queued = status["placed"] - status["ended"], status["dispatched"] - status["placed"]
-    return f"{running} executions running, {queued} queued, {status['ended']} ended"
+    return f"{counted(running, 'execution')} running, {queued} queued, {status['ended']} ended"
 
 
 def _backlog(status: Row) -> str:
     left = sum(status["backlog"])
-    return f", {left} micro-steps to train" if left else ""
+    return f", {counted(left, 'micro-step')} to train" if left else ""
 
 
 def cells_of(status: Row) -> str:
@@ -108,6 +113,11 @@ def waiting_lines(status: Row, most: int) -> list[str]:
 def tokens_line(rates: Mapping[str, float]) -> str:
     """Tokens a second, of now; nothing where nothing is computed."""
     return ", ".join(f"{rate:.0f} {what}" for what, rate in rates.items() if rate >= 0.5)
+
+
+def counted(number: int, word: str, more: str = "s") -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {word}{more if number != 1 else ''}"
 
 
 def trend(rewards: Iterable[float], most: int) -> str:

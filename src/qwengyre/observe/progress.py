@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from qwengyre.observe.lines import (
+    checkpoint_line,
+    counted,
     evaluating,
     evaluation_line,
     executions_of,
@@ -67,6 +69,7 @@ class PlainView:
         self._news(status, "deaths", str)
         self._news(status, "evaluations", evaluation_line)
         self._news(status, "moves", move_line)
+        self._news(status, "checkpoints", checkpoint_line)
         self._news(status, "rows", step_line)
         self._warn(status)
         line = now_line(status)
@@ -82,7 +85,11 @@ class PlainView:
             return line
         story, tokens = self._story, tokens_line(self._story.rates)
         more = [f"tokens/s: {tokens}" if tokens else ""]
-        more += [f"reward {story.reward:.3f} over {min(STEPS, len(story.rows))} steps" if story.reward else ""]
+        more += [
+            f"reward {story.reward:.3f} over the newest {counted(min(STEPS, len(story.rows)), 'step')}"
+            if story.reward
+            else ""
+        ]
         more += [f"about {span(story.left_s)} left" if story.left_s else ""]
         return f"[{status['at']:6.0f} s] " + "; ".join([line, *filter(None, more)])
 
@@ -135,6 +142,7 @@ def page(story: Story, status: dict[str, Any], width: int) -> Group:
         return Group(*_texts(waiting_lines(status, CAUSES), width))
     lines = [*_where(story, status), "", *story.timeline.draw(width, story.window(width - MARGIN)), ""]
     below = [evaluation_line(row) for row in status.get("evaluations", [])[-MOVES_SHOWN:]]
+    below += [checkpoint_line(row) for row in status.get("checkpoints", [])[-1:]]
     below += [*status.get("deaths", [])[-CAUSES:], *(move_line(row) for row in status.get("moves", [])[-MOVES_SHOWN:])]
     below += [f"waiting: {line}" for line in waiting_lines(status, 1)]
     warned = [Text(f"WARNING: {line}") for line in warnings(status).values()]  # these may take a second line
@@ -153,10 +161,10 @@ def _where(story: Story, status: dict[str, Any]) -> list[str]:
     reward = "reward      after the first step"
     if story.reward is not None:
         rewards = [row["reward/mean"] for row in story.rows]
-        reward = f"reward      {story.reward:.3f} over the last {min(STEPS, len(rewards))} steps"
+        reward = f"reward      {story.reward:.3f} over the newest {counted(min(STEPS, len(rewards)), 'step')}"
         reward += f"; the first {rewards[0]:.3f}; step by step, in tenths: {trend(rewards, 40)}"
     left_to_train, tokens = sum(status["backlog"]), tokens_line(story.rates)
-    training = f"; {left_to_train} micro-steps to train" if left_to_train else ""
+    training = f"; {counted(left_to_train, 'micro-step')} to train" if left_to_train else ""
     return [
         f"{step}{evaluation}; {span(status['at'])} so far{left}; weights v{status['version']}",
         reward,
@@ -167,13 +175,13 @@ def _where(story: Story, status: dict[str, Any]) -> list[str]:
 
 def _steps(story: Story) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("step", "reward", "live groups", "executions", "grad norm", "staleness", "weights", "time"):
+    for column in ("step", "reward", "live", "executions", "grad norm", "staleness", "weights", "time"):
         table.add_column(column, justify="right")
     for row in story.rows[-STEPS_SHOWN:]:
         table.add_row(
             str(row["step"] + 1),
             f"{row['reward/mean']:.3f}",
-            f"{row['reward/live_groups']} of {len(row['groups'])}",
+            f"{row['reward/live_groups']}/{len(row['groups'])}",
             str(row["executions"]),
             f"{row['actor/grad_norm']:.4f}" if row["actor/optimizer_step"] else "-",
             str(row["staleness/max"]),
