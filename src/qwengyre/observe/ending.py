@@ -72,9 +72,8 @@ def _steps(summary: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Iterator[
     counts = summary["executions"]
     verdicts = ", ".join(f"{counts[what]} {what}" for what in ("scored", "placeholder", "dropped") if counts[what])
     tokens = sum(row["tokens/trained"] for row in rows)
-    yield _row(
-        "run", f"{counted(summary['steps'], 'step')} in {span(summary['seconds'])}; executions: {verdicts or 'none'}"
-    )
+    steps = counted(summary["steps"], "step")
+    yield _row("run", f"{steps} in {span(summary['seconds'])}; executions: {verdicts or 'none'}")
     if rows:
         rewards = [row["reward/mean"] for row in rows]
         by_step = f"; step by step, in tenths: {trend(rewards, 60)}" if len(rows) > 2 else ""
@@ -133,9 +132,8 @@ def _moves(moves: dict[str, Any]) -> Iterator[str]:
     failed = f", {moves['failed']} failed" if moves["failed"] else ""
     calls = moves["calls_continued"]
     live = f"; {calls} model calls continued with {moves['tokens_kept']} tokens kept" if calls else ""
-    yield _row(
-        "moves", f"{counted(moves['moves'], 'change')} of role{failed}, {moves['seconds']:.1f} s altogether{live}"
-    )
+    changes = counted(moves["moves"], "change")
+    yield _row("moves", f"{changes} of role{failed}, {moves['seconds']:.1f} s altogether{live}")
 
 
 def _selected(chosen: Selection, run_dir: Path) -> Iterator[str]:

@@ -58,11 +58,14 @@ def now_line(status: Row) -> str:
     """What is going on, without its time."""
     if status["phase"] == "starting":
         return "; ".join(status["waiting"])
-    step = f"step {min(status['step'] + 1, status['steps'])} of {status['steps']}"
+    return f"{place_of(status)}: {executions_of(status)}{_backlog(status)}; cells: {cells_of(status)}"
+
+
+def place_of(status: Row) -> str:
+    """The step that is open, and how far an evaluation is."""
     evaluation = status.get("evaluation")
-    if evaluation:
-        step += f", {evaluating(evaluation)}"
-    return f"{step}: {executions_of(status)}{_backlog(status)}; cells: {cells_of(status)}"
+    parts = [f"step {min(status['step'] + 1, status['steps'])} of {status['steps']}"] if status["steps"] else []
+    return ", ".join([*parts, *([evaluating(evaluation)] if evaluation else [])]) or "evaluation"
 
 
 def evaluating(evaluation: Row) -> str:

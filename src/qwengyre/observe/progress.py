@@ -15,11 +15,11 @@ from rich.text import Text
 from qwengyre.observe.lines import (
     checkpoint_line,
     counted,
-    evaluating,
     evaluation_line,
     executions_of,
     move_line,
     now_line,
+    place_of,
     step_line,
     tokens_line,
     trend,
@@ -85,11 +85,8 @@ class PlainView:
             return line
         story, tokens = self._story, tokens_line(self._story.rates)
         more = [f"tokens/s: {tokens}" if tokens else ""]
-        more += [
-            f"reward {story.reward:.3f} over the newest {counted(min(STEPS, len(story.rows)), 'step')}"
-            if story.reward
-            else ""
-        ]
+        steps = counted(min(STEPS, len(story.rows)), "step")
+        more += [f"reward {story.reward:.3f} over the newest {steps}" if story.reward is not None else ""]
         more += [f"about {span(story.left_s)} left" if story.left_s else ""]
         return f"[{status['at']:6.0f} s] " + "; ".join([line, *filter(None, more)])
 
@@ -156,8 +153,6 @@ def _texts(lines: list[str], width: int) -> list[Text]:
 def _where(story: Story, status: dict[str, Any]) -> list[str]:
     """Where the run stands, in four lines."""
     left = f", about {span(story.left_s)} left" if story.left_s else ""
-    step = f"step {min(status['step'] + 1, status['steps'])} of {status['steps']}"
-    evaluation = f"; {evaluating(status['evaluation'])}" if status.get("evaluation") else ""
     reward = "reward      after the first step"
     if story.reward is not None:
         rewards = [row["reward/mean"] for row in story.rows]
@@ -166,7 +161,7 @@ def _where(story: Story, status: dict[str, Any]) -> list[str]:
     left_to_train, tokens = sum(status["backlog"]), tokens_line(story.rates)
     training = f"; {counted(left_to_train, 'micro-step')} to train" if left_to_train else ""
     return [
-        f"{step}{evaluation}; {span(status['at'])} so far{left}; weights v{status['version']}",
+        f"{place_of(status)}; {span(status['at'])} so far{left}; weights v{status['version']}",
         reward,
         f"executions  {executions_of(status)}{training}",
         f"tokens/s    {tokens or 'none now'}",
