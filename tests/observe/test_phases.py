@@ -2,6 +2,7 @@ import io
 
 from rich.console import Console
 
+from qwengyre.observe.lines import checkpoint_line
 from qwengyre.observe.phases import phases, said
 from qwengyre.types import Phase
 
@@ -50,3 +51,8 @@ def test_a_terminal_keeps_the_bar_with_its_time():
         [(0.0, Phase("fetch", 0, 48e6, "B")), (12.0, Phase("fetch", 48e6, 48e6, "B", over=True))], terminal=True
     )
     assert any("fetch" in line and "48.0 MB in 12 s" in line for line in lines)
+
+
+def test_a_checkpoint_says_its_size_and_time():
+    row = {"schema_version": 1, "step": 3, "version": 3, "seconds": 2.26, "bytes": 538_000_000}
+    assert checkpoint_line(row) == "checkpoint after step 3: 538.0 MB in 2.3 s"
