@@ -54,10 +54,11 @@ class Workplace:
 
     def write(self, name: str, value: dict[str, Any]) -> None:
         """A JSON file of the execution's folder, complete or absent."""
-        part = self.folder / f".{name}.part"
+        path = self.folder / name
+        part = path.with_name(f".{path.name}.part")
         part.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps({"schema_version": 1, **value}, indent=1) + "\n")
-        os.replace(part, self.folder / name)
+        os.replace(part, path)
 
     def read(self, name: str) -> dict[str, Any]:
         """What `write` wrote; {} when it did not."""

@@ -12,13 +12,13 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwengyre.errors import ConfigError, MachineError, nearest
+from qwengyre.quiet import no_bars
 from qwengyre.types import Phase, Progress
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def causal_lm(folder: Path, dtype: "torch.dtype | None" = None) -> "PreTrainedMo
 
     _config(folder)
     try:
-        with _quiet():
+        with no_bars():
             dtype, base = dtype or torch.float32, base_of(folder)
             model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, local_files_only=True)
             model = model if base == folder else _merged(model, folder)
@@ -176,7 +176,7 @@ def _build(folder: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(left, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        with _quiet():
+        with no_bars():
             fill(scratch)
         scratch.chmod(0o755)
         scratch.rename(folder)
@@ -210,7 +210,7 @@ def _from_hub(name: str, progress: Progress) -> Path:
     progress(Phase(f"model {name}: looking in the Hugging Face cache and hub", over=True))
     wanted = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
     try:
-        with _quiet():
+        with no_bars():
             told = bar(f"model {name}: downloading", progress)
             return Path(snapshot_download(name, allow_patterns=wanted, tqdm_class=told))
     except (RepositoryNotFoundError, HFValidationError):
@@ -260,17 +260,3 @@ def _json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON ({error}); fetch the model again") from None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars of transformers meanwhile: a run's terminal shows its own lines."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

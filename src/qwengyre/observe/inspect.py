@@ -15,11 +15,10 @@ from rich.table import Table
 from qwengyre.errors import ConfigError
 from qwengyre.gateway.journal import CallLog, read_calls
 from qwengyre.gateway.journal import rebuild as rebuild_tree
+from qwengyre.observe.branching import selection
 from qwengyre.observe.lines import move_line
-from qwengyre.trajectory.roles import roles
-from qwengyre.trajectory.select import rng_for, select
 from qwengyre.trajectory.tree import Tree
-from qwengyre.types import ExecutionId, ModelCall
+from qwengyre.types import ModelCall, Stretch
 
 TEXT = 160
 """Characters of a message that are shown."""
@@ -93,7 +92,7 @@ def _execution(out: Console, run_dir: Path, name: str) -> None:
         )
     out.print(f"{len(log.calls)} calls, {tree.num_tokens} distinct tokens, {'sealed' if log.sealed else 'open'}")
     _tree(out, tree, log)
-    _selection(out, run_dir, name, tree, log)
+    _selection(out, run_dir, path)
     for call in log.calls:
         _call(out, call, delivered=call.call in log.delivered)
 
@@ -116,21 +115,23 @@ def _tree(out: Console, tree: Tree, log: CallLog) -> None:
     out.print(table)
 
 
-def _selection(out: Console, run_dir: Path, name: str, tree: Tree, log: CallLog) -> None:
-    """What the run's own seed selects of this tree."""
+def _selection(out: Console, run_dir: Path, path: Path) -> None:
+    """What the run's own seed selects of this tree, and why."""
     import tomllib
 
     config = tomllib.loads((run_dir / "config.toml").read_text())
-    classes = roles(tree, log.calls)
-    for leaf, (role, evidence) in classes.items():
-        out.print(f"leaf {leaf}: {role} ({evidence})")
-    rng = rng_for(config["run"]["seed"], ExecutionId.parse(name))
-    for number, pick in enumerate(select(tree, classes, rng, config["rl"]["jmax"])):
-        out.print(f"trajectory {number}: leaf {pick.leaf}, {pick.tokens} trainable tokens")
+    for line in selection(path, config["run"]["seed"], config["rl"]["jmax"]).lines():
+        out.print(line, soft_wrap=True, markup=False)
+
+
+def _stretch(stretch: Stretch) -> str:
+    """Who made a part of an output, under which weights; and on which older keys and values, where they were kept."""
+    kept = f" on keys and values of v{stretch.kv_version}" if 0 <= stretch.kv_version != stretch.version else ""
+    return f"v{stretch.version}{kept} at {stretch.engine} {stretch.end - stretch.start} tokens ({stretch.cause})"
 
 
 def _call(out: Console, call: ModelCall, *, delivered: bool) -> None:
-    stretches = ", ".join(f"v{s.version} at {s.engine} {s.end - s.start} tokens ({s.cause})" for s in call.stretches)
+    stretches = ", ".join(map(_stretch, call.stretches))
     mean = float(np.mean(call.logprobs)) if len(call.logprobs) else 0.0
     said = "" if delivered else ", never delivered"
     out.print(
@@ -157,7 +158,7 @@ def _calls(run_dir: Path, name: str) -> Sequence[ModelCall]:
 
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    text = text.replace("\n", "\\n")
+    text = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text[: TEXT + 1])  # no escape sequences
     return text if len(text) <= TEXT else text[:TEXT] + "..."
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from qwengyre.errors import MachineError, RunError
+from qwengyre.quiet import no_bars
 from qwengyre.trainer.batch import Batch, batches, tree_batch
 from qwengyre.trainer.forward import forward, runs_trees
 from qwengyre.trainer.lora import Adapters, Lora
@@ -172,7 +173,7 @@ class TorchTrainer:
     def save(self, folder: Path) -> None:
         """Write a HF folder (with LoRA: of the adapters) and `trainer_state.pt` (optimizer, RNG) into the existing
         `folder`. Changes nothing."""
-        with _no_bars():
+        with no_bars():
             if self._adapters is None:
                 self._model.save_pretrained(folder)
             else:
@@ -247,17 +248,3 @@ def _only(head: nn.Module, rows_N: Tensor) -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """No progress bars of transformers meanwhile: a run's terminal shows its own lines."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
