@@ -211,7 +211,7 @@ async def test_a_client_that_disconnects_aborts_its_call(served: Served) -> None
 
 async def test_a_new_version_in_mid_call_makes_two_spans(served: Served) -> None:
     calls = [served.launch(str(i), LONG) for i in range(4)]
-    await served.until(decode_tokens=4)
+    await served.until(calls=4, decode_tokens=200)
     await served.engine.load(4)
     for choice in await asyncio.gather(*calls):
         assert [span["version"] for span in choice["weight_versions"]] == ["3", "4"]

@@ -4,12 +4,14 @@ import asyncio
 import signal
 import socket
 import threading
+import zlib
 
 import httpx
 import numpy as np
 import pytest
 
-from qwengyre.engine.calls import Completion, EngineClosedError, Health, RefusedCallError, Span
+from qwengyre.engine.calls import Call, Completion, EngineClosedError, Health, RefusedCallError, Span
+from qwengyre.engine.prefixes import Prefixes
 from qwengyre.engine.server import EngineServer, build_app, read_call, write_completion
 from qwengyre.errors import EngineError
 
@@ -90,7 +92,39 @@ async def test_a_call_and_its_answer(client):
                 "weight_versions": [{"version": "4", "start": 0, "end": 2}],
             }
         ],
+        "kept": True,
     }
+
+
+async def test_a_prefix_is_named_instead_of_sent(client, echo):
+    first = await client.post("/inference/v1/generate", json=BODY)
+    ids = np.array(BODY["token_ids"] + first.json()["choices"][0]["token_ids"], np.int32)
+    for length, new in ((5, [1]), (4, [1, 2])):
+        prefix = {"request_id": "r", "length": length, "crc": zlib.crc32(ids[:length].data)}
+        named = {**BODY, "request_id": "s", "token_ids": new, "prefix": prefix}
+        answer = await client.post("/inference/v1/generate", json=named)
+        if length == 5:
+            assert answer.json()["choices"][0]["token_ids"] == [*ids[:2].tolist()]
+    assert answer.json()["error"]["type"] == "unknown_prefix"  # "r" was wholly part of "s", which took its place
+    for wrong in ({"crc": 1}, {"length": 9}, {"request_id": "x"}):
+        prefix = {"request_id": "s", "length": 6, "crc": zlib.crc32(np.append(ids, np.int32(1)).data)}
+        named = {**BODY, "request_id": "t", "token_ids": [], "prefix": prefix | wrong}
+        assert (await client.post("/inference/v1/generate", json=named)).json()["error"]["type"] == "unknown_prefix"
+    assert (await client.post("/inference/v1/generate", json={**named, "prefix": prefix})).status_code == 200
+    broken = await client.post("/inference/v1/generate", json={**BODY, "prefix": {"length": 3}})
+    assert broken.json()["error"]["type"] == "invalid"
+
+
+def test_the_kept_prefixes_are_bounded():
+    kept = Prefixes(most=10)
+    for name in "abc":
+        call = Call(name, np.arange(4, dtype=np.int32), 1)
+        done = Completion(name, np.array([9], np.int32), np.zeros(1, np.float32), "stop", 9, ())
+        assert kept.keep(call, done, "")
+    crc = zlib.crc32(np.arange(4, dtype=np.int32).data)
+    with pytest.raises(RefusedCallError):
+        kept.find({"request_id": "a", "length": 4, "crc": crc})
+    assert kept.find({"request_id": "b", "length": 4, "crc": crc}).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -140,9 +174,10 @@ def test_the_exact_float_survives_json():
 
 
 def test_all_fields_are_read():
-    call = read_call(
+    call, _ = read_call(
         b'{"request_id":"a","token_ids":[1,2],"handle":"3-1","sampling_params":'
-        b'{"max_tokens":5,"temperature":0.5,"stop_token_ids":[9],"seed":3,"logprobs":0}}'
+        b'{"max_tokens":5,"temperature":0.5,"stop_token_ids":[9],"seed":3,"logprobs":0}}',
+        Prefixes(),
     )
     assert (call.request_id, call.handle, call.max_tokens, call.temperature) == ("a", "3-1", 5, 0.5)
     assert (call.stop_token_ids, call.seed, call.token_ids.tolist()) == ((9,), 3, [1, 2])
@@ -206,5 +241,5 @@ def test_it_serves_in_a_loop_of_another_thread():
 
 def test_a_refusal_names_its_kind():
     with pytest.raises(RefusedCallError, match="lacks 'token_ids'") as refusal:
-        read_call(b'{"request_id": "a", "sampling_params": {"max_tokens": 1}}')
+        read_call(b'{"request_id": "a", "sampling_params": {"max_tokens": 1}}', Prefixes())
     assert refusal.value.kind == "invalid"

@@ -118,9 +118,10 @@ async def test_three_ways_of_echoing_give_the_same_tree(make_harness, engine):
     [
         {"arguments": '{"timeout": 5.0, "cmd": "rm"}'},
         {"arguments": '{"timeout": 6, "cmd": "ls"}'},
-        {"arguments": '{"timeout": 5.0, "cmd": "ls", "new": false}'},
+        {"arguments": '{"timeout": 5.0, "cmd": "ls", "new": true}'},
         {"arguments": '{"timeout": 5.0'},
-        {"name": "invalid"},
+        {"arguments": "{}"},
+        {"name": "other"},
     ],
 )
 async def test_a_changed_value_is_a_branch(harness, engine, change):
@@ -135,6 +136,25 @@ async def test_a_changed_value_is_a_branch(harness, engine, change):
     assert tree.kinds[first] is Kind.SAMPLED
     shared = set(tree.path(first)) & set(tree.path(second))
     assert len(shared) == 2, "system and user message are shared; the changed turn is context of its own"
+    assert_exact(harness, engine)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arguments": '{"cmd": "ls", "timeout": 5, "new": false, "more": null}'},
+        {"arguments": '{"timeout": 5.0, "cmd": "ls  "}'},
+        {"arguments": '{"timeout": 5.0, "\\u0063md": "\\u006cs"}'},
+        {"name": "invalid", "arguments": '{"tool": "f", "error": "no such tool"}'},
+    ],
+)
+async def test_what_harnesses_do_to_a_call_without_changing_it(harness, engine, change):
+    engine.replies = [tool_call("ls"), "done"]
+    answer = await harness.say([user("u")], tools=TOOLS)
+    answer["tool_calls"][0]["function"] |= change
+    result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "out"}
+    await harness.say([user("u"), answer, result], tools=TOOLS)
+    assert [c.match for c in read_calls(harness.journal).calls] == ["root", "extend"]
     assert_exact(harness, engine)
 
 
@@ -252,9 +272,10 @@ async def test_control_tokens_that_were_sampled_survive_the_round_trip(harness, 
 
 
 def canonical_messages(talk: list[Message]) -> Any:
+    from qwengyre.gateway.dialects.base import Known
     from qwengyre.gateway.dialects.chat import Chat
 
-    return Chat().decode(json.dumps({"messages": talk}).encode()).messages
+    return Chat().decode({"messages": talk}, Known()).messages
 
 
 async def test_random_conversations_are_always_exact(harness, engine):

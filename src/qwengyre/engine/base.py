@@ -5,7 +5,11 @@ The HTTP shape (vLLM's token-in, token-out endpoints):
 POST /inference/v1/generate
     {"request_id": str, "token_ids": [int], "sampling_params": {"max_tokens": int, "temperature": float,
      "stop_token_ids": [int], "seed": int | null, "logprobs": 0}, "handle": str}
-    `handle` names the execution: a hint for prefix reuse. The answer comes when the call is over:
+    `handle` names the execution: a hint for prefix reuse. An engine that keeps what it has seen says "kept": true in
+    its answer; then a later call may hold "prefix": {"request_id": str, "length": int, "crc": int}: the prompt is the
+    first `length` ids of that request's prompt and output (`crc`: CRC-32 of them as little-endian int32), and then
+    `token_ids`, which may be empty. 400 with type "unknown_prefix": the full ids must be sent. The answer comes when
+    the call is over:
     200 {"request_id", "engine": str, "choices": [{"index": 0, "token_ids": [int], "finish_reason":
          "stop" | "length" | "abort", "stop_reason": int | null, "logprobs": {"content": [{"token_id", "logprob"}]},
          "weight_versions": [{"version": str, "start": int, "end": int}]}]}

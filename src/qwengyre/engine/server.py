@@ -15,7 +15,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qwengyre.engine.calls import Call, Completion, EngineClosedError, RefusedCallError, Span, TokenEngine
+from qwengyre.engine.prefixes import Prefixes
 from qwengyre.errors import EngineError
+from qwengyre.types import Ids
 
 _STOP_GRACE_S = 5
 _LARGEST_ID = 2**31 - 1
@@ -24,9 +26,11 @@ _LARGEST_ID = 2**31 - 1
 def build_app(engine: TokenEngine, name: str) -> Starlette:
     """The ASGI app over `engine`; `name` is stamped on every answer."""
 
+    prefixes = Prefixes()
+
     async def generate(request: Request) -> Response:
         try:
-            call = read_call(await request.body())
+            call, prefix = read_call(await request.body(), prefixes)
             completion = await _until_disconnect(request, engine.generate(call))
         except RefusedCallError as refusal:
             return _error(400, refusal.kind, str(refusal))
@@ -34,7 +38,9 @@ def build_app(engine: TokenEngine, name: str) -> Starlette:
             return _error(409, "closed", str(closed))
         except EngineError as failure:
             return _error(500, "engine", str(failure))
-        return _json(write_completion(completion, name)) if completion else Response(status_code=499)
+        if completion is None:
+            return Response(status_code=499)
+        return _json(write_completion(completion, name) | {"kept": prefixes.keep(call, completion, prefix)})
 
     async def abort(request: Request) -> Response:
         try:
@@ -62,30 +68,44 @@ def build_app(engine: TokenEngine, name: str) -> Starlette:
     )
 
 
-def read_call(body: bytes) -> Call:
-    """Parse the body of a generate request. Raises RefusedCallError("invalid") naming the field that is wrong."""
+def read_call(body: bytes, prefixes: Prefixes) -> tuple[Call, str]:
+    """Parse the body of a generate request; the second value names the request that it goes on from, "" for none.
+
+    Raises RefusedCallError, "invalid" naming the field that is wrong.
+    """
     try:
         fields = orjson.loads(body)
         sampling = fields.get("sampling_params") or {}
-        ids = np.asarray(fields["token_ids"])
-        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-            raise ValueError("token_ids must be a non-empty list of integers")
-        if ids.min() < 0 or ids.max() > _LARGEST_ID:
-            raise ValueError(f"token_ids must lie in [0, {_LARGEST_ID}]")
+        prefix = fields.get("prefix")
+        ids = _ids(fields["token_ids"], some=prefix is None)
+        if prefix is not None:
+            ids = np.concatenate([prefixes.find(prefix), ids])
         seed = sampling.get("seed")
-        return Call(
+        call = Call(
             request_id=str(fields["request_id"]),
-            token_ids=ids.astype(np.int32),
+            token_ids=ids,
             max_tokens=int(sampling["max_tokens"]),
             temperature=float(sampling.get("temperature", 1.0)),
             stop_token_ids=tuple(int(i) for i in sampling.get("stop_token_ids") or ()),
             seed=None if seed is None else int(seed),
             handle=str(fields.get("handle") or ""),
         )
+        return call, "" if prefix is None else str(prefix["request_id"])
+    except RefusedCallError:
+        raise
     except KeyError as missing:
         raise RefusedCallError("invalid", f"the body lacks {missing}") from None
     except (ValueError, TypeError, AttributeError, OverflowError) as wrong:
         raise RefusedCallError("invalid", f"the body cannot be read as a generate request: {wrong}") from None
+
+
+def _ids(values: Any, *, some: bool) -> Ids:
+    ids = np.asarray(values) if values or some else np.empty(0, np.int32)
+    if ids.ndim != 1 or (some and ids.size == 0) or ids.dtype.kind not in "iu":
+        raise ValueError("token_ids must be a non-empty list of integers")
+    if ids.size and (ids.min() < 0 or ids.max() > _LARGEST_ID):
+        raise ValueError(f"token_ids must lie in [0, {_LARGEST_ID}]")
+    return ids.astype(np.int32)
 
 
 def write_completion(completion: Completion, name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,26 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qwengyre.errors import JournalError, MachineError
+from qwengyre.gateway import body, identity
 from qwengyre.gateway.calls import Sealed
-from qwengyre.gateway.canon import Refusal
-from qwengyre.gateway.dialects.base import Dialect
+from qwengyre.gateway.canon import Refusal, Request
+from qwengyre.gateway.dialects.anthropic import Anthropic
+from qwengyre.gateway.dialects.base import Dialect, key_of
 from qwengyre.gateway.dialects.chat import Chat
+from qwengyre.gateway.dialects.completions import Completions
+from qwengyre.gateway.dialects.responses import Responses
 from qwengyre.gateway.forward import Engines
+from qwengyre.gateway.generate import Shared
 from qwengyre.gateway.hold import Held
 from qwengyre.gateway.journal import CallLog, Writer, is_sealed, read_calls
 from qwengyre.gateway.render import Renderer
 from qwengyre.gateway.routing import Home, Switch, Tasks
 from qwengyre.gateway.serve import Server
-from qwengyre.gateway.session import Session, Shared, totals
+from qwengyre.gateway.session import Session, totals
 from qwengyre.types import Routes, Sampling
 
 _LOG = logging.getLogger(__name__)
-DIALECTS: tuple[Dialect, ...] = (Chat(),)
+DIALECTS: tuple[Dialect, ...] = (Chat(), Completions(), Responses(), Anthropic())
 EngineLost = Callable[[int, int, str], Awaitable[None]]
 
 
@@ -50,6 +56,7 @@ class Gateway:
         on_engine_lost: EngineLost | None = None,
         seed: int = 0,
         keepalive_s: float = 15.0,
+        signals: identity.Signals = identity.DEFAULT,
     ) -> None:
         """`folder` holds the journals, `<execution>.calls`; `window` is the most tokens of prompt and answer together.
 
@@ -57,7 +64,7 @@ class Gateway:
         of routes; its calls wait for newer routes, so it must answer with some (the same places under a new epoch if
         the engine lives).
         """
-        self._folder, self._model, self._interval = folder, model, keepalive_s
+        self._folder, self._model, self._interval, self._signals = folder, model, keepalive_s, signals
         self._body_limit = body_limit_mb * 2**20
         self._on_engine_lost = on_engine_lost
         self._reported: set[tuple[int, int, int]] = set()
@@ -176,25 +183,39 @@ class Gateway:
         routes: list[Route] = []
         for top in ("/x/{token}", ""):
             routes += (Route(top + d.path, self._call(d), methods=["POST"]) for d in DIALECTS)
+            counting = (d for d in DIALECTS if d.count_path)
+            routes += (Route(top + d.count_path, self._count(d), methods=["POST"]) for d in counting)
             routes += (Route(f"{top}/v1/models", self._models), Route(f"{top}/v1/models/{{model:path}}", self._models))
+            routes.append(Route(f"{top}/", self._health))
         routes += [Route("/health", self._health), Route("/{rest:path}", self._unknown, methods=_METHODS)]
         return Starlette(routes=routes)
 
     def _call(self, dialect: Dialect) -> Callable[[HttpRequest], Awaitable[Any]]:
         async def call(request: HttpRequest) -> Any:
             try:
-                session = self._session(request, dialect)
-                asked = dialect.decode(await self._body(request))
+                session = self._session(request)
+                asked = await self._asked(request, session, dialect)
                 made = await session.begin(asked, dialect.head(self._model))
             except Refusal as refusal:
-                return _json(dialect.error(refusal), refusal.status)
+                return _refused(dialect, refusal)
             return Held(session, made, dialect, asked, self._interval)
 
         return call
 
-    def _session(self, request: HttpRequest, dialect: Dialect) -> Session:
+    def _count(self, dialect: Dialect) -> Callable[[HttpRequest], Awaitable[Any]]:
+        async def count(request: HttpRequest) -> Any:
+            try:
+                session = self._session(request)
+                asked = await self._asked(request, session, dialect)
+                return _json(dialect.counted(await session.measure(asked)), 200)
+            except Refusal as refusal:
+                return _refused(dialect, refusal)
+
+        return count
+
+    def _session(self, request: HttpRequest) -> Session:
         """The execution of the token in the path, else of the API key. Raises Refusal; never a new session."""
-        token = request.path_params.get("token") or dialect.key(request.headers)
+        token = request.path_params.get("token") or key_of(request.headers)
         digest = _digest(token)
         known, execution = self._tokens.get(digest, (b"", ""))
         if not hmac.compare_digest(digest, known):
@@ -204,23 +225,23 @@ class Gateway:
             raise Refusal("sealed", "this execution has ended; its token takes no more calls")
         return session
 
-    async def _body(self, request: HttpRequest) -> bytes:
-        limit, parts, size = self._body_limit, list[bytes](), 0
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise Refusal("too_large", f"the body is longer than gateway.body_limit_mb={limit // 2**20}")
-            parts.append(part)
-        return b"".join(parts)
+    async def _asked(self, request: HttpRequest, session: Session, dialect: Dialect) -> Request:
+        """The canonical request, the wire's noise gone."""
+        asked = session.bodies.decode(await body.read(request.headers, request.stream(), self._body_limit), dialect)
+        said, thread = self._signals.read(request.headers)
+        messages = self._signals.stable(asked.messages)
+        return replace(asked, messages=messages, signals=said, thread=thread)
 
     async def _models(self, request: HttpRequest) -> Response:
-        dialect = DIALECTS[0]
+        """In the words of both families of clients."""
         try:
-            self._session(request, dialect)
+            self._session(request)
         except Refusal as refusal:
-            return _json(dialect.error(refusal), refusal.status)
+            return _refused(DIALECTS[0], refusal)
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "qwengyre"}
-        return _json(model if "model" in request.path_params else {"object": "list", "data": [model]}, 200)
+        model |= {"type": "model", "display_name": self._model, "created_at": "1970-01-01T00:00:00Z"}
+        listed = {"object": "list", "data": [model], "has_more": False, "first_id": self._model, "last_id": self._model}
+        return _json(model if "model" in request.path_params else listed, 200)
 
     async def _health(self, request: HttpRequest) -> Response:
         return _json({"status": "ok"}, 200)
@@ -228,7 +249,7 @@ class Gateway:
     async def _unknown(self, request: HttpRequest) -> Response:
         known = ", ".join(d.path for d in DIALECTS)
         refusal = Refusal("not_found", f"{request.method} here is not served; known: {known}, /v1/models")
-        return _json(DIALECTS[0].error(refusal), refusal.status)
+        return _refused(DIALECTS[-1] if "anthropic-version" in request.headers else DIALECTS[0], refusal)
 
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
@@ -238,6 +259,13 @@ def _digest(token: str) -> bytes:
     """What tokens are looked up by, and what a journal holds of them: the time of a look-up of a digest says nothing
     about a token, and nothing leads back from it."""
     return hashlib.sha256(token.encode()).digest()
+
+
+def _refused(dialect: Dialect, refusal: Refusal) -> Response:
+    response = _json(dialect.error(refusal), refusal.status)
+    if refusal.kind == "too_large":
+        response.headers["connection"] = "close"  # what was not read is never read
+    return response
 
 
 def _json(value: Any, status: int) -> Response:

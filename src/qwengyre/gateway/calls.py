@@ -47,6 +47,8 @@ class Call:
         """Whether we asked the engine to end the attempt that runs."""
         self.attempt: tuple[str, str] | None = None
         """Engine URL and request id of the attempt that runs."""
+        self.kept: tuple[str, str] | None = None
+        """Engine URL and request id under which the last attempt's prompt and output are kept there."""
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.answer.add_done_callback(lambda f: f.cancelled() or f.exception())  # a client may not be there to see it
         self.timings: dict[str, float] = {"received": self.since, "queued_s": 0.0, "running_s": 0.0}
@@ -68,6 +70,17 @@ class Call:
             self.finish = part.finish
         elif self.tokens and (self.tokens >= self.budget or part.finish == "too_long"):
             self.finish = "length"
+
+    def cut(self, tokens: int) -> None:
+        """The answer ends after its first `tokens`, by a text at which the client wants it to stop."""
+        if tokens < self.tokens:
+            self.kept = None
+        parts: list[Part] = []
+        for part in self.parts:
+            size = min(len(part.output), tokens - sum(len(p.output) for p in parts))
+            stretches = tuple(replace(s, end=min(s.end, size)) for s in part.stretches if s.start < size)
+            parts.append(Part("stop", part.output[:size], part.logprobs[:size], stretches))
+        self.parts, self.tokens, self.finish = parts, min(tokens, self.tokens), "stop"
 
     @property
     def output(self) -> Ids:
@@ -112,6 +125,10 @@ def model_call(
         "chains": [*prompt.chains, chain],
         "ignored": dict(request.ignored),
     }
+    if request.signals:
+        asked["signals"] = dict(request.signals)
+    if request.raw is not None:
+        asked["raw"] = prompt.text
     if prompt.parent < 0:
         asked["tools"] = [dict(t) for t in request.tools]
     answered = {
@@ -120,6 +137,8 @@ def model_call(
         "reasoning": parsed.reasoning,
         "calls": [vars(c) for c in calls],
     }
+    if parsed.stop:
+        answered["stop"] = parsed.stop
     return ModelCall(
         call=call.number,
         thread=call.thread,
@@ -151,4 +170,5 @@ def answer_of(record: ModelCall, prompt_tokens: int) -> Answer:
     finish = "tool_calls" if calls and record.finish == "stop" else record.finish
     cached = prompt_tokens - len(record.suffix)
     text, reasoning = record.response["text"], record.response["reasoning"]
-    return Answer(text, calls, reasoning, finish, prompt_tokens, cached, len(record.output))
+    stop = record.response.get("stop", "")
+    return Answer(text, calls, reasoning, finish, prompt_tokens, cached, len(record.output), stop)

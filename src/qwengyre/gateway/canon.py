@@ -35,7 +35,11 @@ class Request:
     """What a harness asks. `max_tokens` 0: not said. `constrained`: a grammar or a forced tool choice was asked.
 
     `tools` are function declarations ({"type": "function", "function": {...}}). `parse_tools` is False when the harness
-    forbids tool calls. `ignored` holds the client's other wishes (sampling, above all), recorded and not followed.
+    forbids tool calls. `stops`: texts before which an answer ends. `ignored` holds the client's other wishes (sampling,
+    above all), recorded and not followed. `raw` is the prompt of a protocol without messages, as text or ids.
+
+    `wire` is what the dialect needs again to encode the answer. `cuts`: how many messages there are after each item of
+    the protocol's growing list, -1 where a next item may still change the last message.
     """
 
     messages: tuple[Message, ...]
@@ -45,8 +49,16 @@ class Request:
     include_usage: bool = False
     constrained: bool = False
     parse_tools: bool = True
+    stops: tuple[str, ...] = ()
     model: str = ""
     ignored: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    raw: str | tuple[int, ...] | None = None
+    wire: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    cuts: tuple[int, ...] = ()
+    signals: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Headers that say which thread of the harness asks, and why."""
+    thread: str = ""
+    """The thread that they name, "" if none does."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,8 @@ class Head:
 
 @dataclass(frozen=True)
 class Answer:
-    """A complete answer. `finish`: stop, length or tool_calls. Token counts are true ones."""
+    """A complete answer. `finish`: stop, length or tool_calls; `stop`: the client's text that ended it. Token counts
+    are true ones."""
 
     text: str
     calls: tuple[ToolCall, ...]
@@ -69,14 +82,17 @@ class Answer:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    stop: str = ""
 
 
 class Refusal(Exception):
-    """A request that is not answered. `kind` (a key of `STATUS`) and `message` are put in the dialect's own words."""
+    """A request that is not answered. `kind` (a key of `STATUS`) and `message` are put in the dialect's own words; so
+    are, of a prompt that is too long, its `tokens` and the `window`."""
 
-    def __init__(self, kind: str, message: str, param: str | None = None) -> None:
+    def __init__(self, kind: str, message: str, param: str | None = None, *, tokens: int = 0, window: int = 0) -> None:
         super().__init__(message)
         self.kind, self.message, self.param = kind, message, param
+        self.tokens, self.window = tokens, window
 
     @property
     def status(self) -> int:

@@ -16,13 +16,15 @@ from qwengyre.types import Floats, Ids, Stretch
 @dataclass(frozen=True)
 class Part:
     """What an attempt gave. `finish`: stop, length, abort (with all tokens made so far), or without tokens: closed
-    (409), lost (no usable answer), too_long, invalid; `reason` is one line. Stretches count from this part's start."""
+    (409), lost (no usable answer), too_long, invalid, unknown_prefix; `reason` is one line. Stretches count from this
+    part's start. `kept`: the engine knows the prompt and these ids by the request's id from now on."""
 
     finish: str
     output: Ids
     logprobs: Floats
     stretches: tuple[Stretch, ...] = ()
     reason: str = ""
+    kept: bool = False
 
 
 def nothing(finish: str, reason: str) -> Part:
@@ -78,7 +80,7 @@ def _rejected(answer: httpx.Response) -> Part:
         kind, message = error["type"], str(error["message"])
     except (ValueError, KeyError, TypeError):
         kind, message = "invalid", answer.text[:200]
-    return nothing("too_long" if kind == "too_long" else "invalid", message)
+    return nothing(kind if kind in ("too_long", "unknown_prefix") else "invalid", message)
 
 
 def _part(answer: dict[str, Any]) -> Part:
@@ -101,4 +103,4 @@ def _part(answer: dict[str, Any]) -> Part:
     stretches = tuple(
         Stretch(s, e, v, engine, finish if i == last else "version", kv) for i, (s, e, v, kv) in enumerate(spans)
     )
-    return Part(finish, output, logprobs, stretches)
+    return Part(finish, output, logprobs, stretches, kept=bool(answer.get("kept")))

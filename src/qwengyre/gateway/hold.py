@@ -27,6 +27,7 @@ class Held:
         self._session, self._call, self._dialect, self._request = session, call, dialect, request
         self._interval = interval
         self._started = False
+        self._stream = dialect.stream(request, call.head, session.prompted(call))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hold, answer, and tell the session whether the client was there to take it."""
@@ -34,7 +35,7 @@ class Held:
         delivered = False
         try:
             if self._request.stream:
-                await self._send(send, self._dialect.opening(self._call.head))
+                await self._send(send, self._stream.opening())
             await self._wait(send, gone)
             delivered = not gone.done() and await self._finish(send, gone)
         finally:
@@ -46,7 +47,7 @@ class Held:
         while not gone.done() and not answer.done():
             await asyncio.wait({gone, answer}, timeout=self._interval, return_when=asyncio.FIRST_COMPLETED)
             if not gone.done() and not answer.done():
-                await self._send(send, self._dialect.ping(self._call.head) if self._request.stream else b" ")
+                await self._send(send, self._stream.ping() if self._request.stream else b" ")
 
     async def _finish(self, send: Send, gone: asyncio.Task[None]) -> bool:
         for _ in range(4):  # a hang-up that has arrived already is seen before anything is sent into it
@@ -58,13 +59,16 @@ class Held:
             assert isinstance(error, Refusal)
             await self._refuse(send, error)
             return False
-        encode = self._dialect.events if self._request.stream else self._dialect.body
-        await self._send(send, encode(self._request, self._call.head, self._call.answer.result()), last=True)
+        answer = self._call.answer.result()
+        if self._request.stream:
+            await self._send(send, self._stream.events(answer), last=True)
+        else:
+            await self._send(send, self._dialect.body(self._request, self._call.head, answer), last=True)
         return True
 
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         if self._request.stream:
-            await self._send(send, self._dialect.failed(refusal), last=True)
+            await self._send(send, self._stream.failed(refusal), last=True)
         else:
             body = orjson.dumps(self._dialect.error(refusal))
             await self._send(send, body, last=True, status=refusal.status)

@@ -8,13 +8,15 @@ registered under the chain that its echo will have: that of its tool-call ids, o
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, cast
 
 import numpy as np
 import orjson
 
 from qwengyre.errors import JournalError
+from qwengyre.gateway import echo
 from qwengyre.gateway.canon import Message, Request, ToolCall
+from qwengyre.gateway.echo import Edits, plain, same_calls, same_text, values
+from qwengyre.gateway.raw import RawPaths
 from qwengyre.gateway.render import Rendered, Renderer
 from qwengyre.trajectory.tree import ROOT, Tree
 from qwengyre.types import Ids, Kind, ModelCall, Segment
@@ -38,6 +40,8 @@ class Prompt:
     end: bytes
     fresh: int
     match: str
+    text: str = ""
+    """What a prompt without messages says anew."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +68,18 @@ class _Echo:
 class Index:
     """The chains of one execution's tree."""
 
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
+    def __init__(self, tree: Tree, edits: Edits = echo.DEFAULT) -> None:
+        self.tree, self._edits = tree, edits
+        self._raw = RawPaths(tree)
         self.rows: dict[bytes, int] = {}
         self._echoes: dict[str, _Echo] = {}
         self._last: dict[tuple[str, bytes], tuple[tuple[Message, ...], list[bytes]]] = {}
 
     def chains(self, thread: str, request: Request) -> list[bytes]:
         """One chain a message. What equals the thread's last request is compared, not digested again."""
-        messages, root = request.messages, _hash(_plain(request.tools))
+        if request.raw is not None:
+            return [_hash(b"raw", repr(request.raw).encode())]
+        messages, root = request.messages, _hash(plain(request.tools))
         known, digests = self._last.get((thread, root), ((), []))
         same = _common(known, messages)
         chain = digests[same - 1] if same else root
@@ -85,6 +92,8 @@ class Index:
 
     def match(self, request: Request, chains: list[bytes]) -> Match:
         """The deepest row that the request's messages reach."""
+        if request.raw is not None:
+            return Match(ROOT, None, 0, chains)
         matched = next((k for k in range(len(chains), 0, -1) if chains[k - 1] in self.rows), 0)
         if not matched:
             return Match(ROOT, None, 0, chains)
@@ -96,6 +105,10 @@ class Index:
     def render(self, renderer: Renderer, request: Request, match: Match) -> Prompt:
         """Render what the match lacks; the tree is not touched, so this may run in a thread."""
         messages, matched = request.messages, match.matched
+        if request.raw is not None:
+            row, ids, text = self._raw.split(request.raw, renderer)
+            segments = (Segment(Kind.CONTEXT, len(ids)),) if len(ids) else ()
+            return Prompt(row, ids, segments, tuple(match.chains[: len(segments)]), match.chains[-1], 0, "", text)
         if match.whole:
             return Prompt(match.row, np.empty(0, np.int32), (), (), match.chains[-1], 0, "")
         if matched:
@@ -144,6 +157,8 @@ class Index:
         if len(chains) != len(rows):
             raise JournalError(f"call {call.call} has {len(chains)} chains for {len(rows)} rows")
         self.rows.update(zip(chains, rows, strict=True))
+        if "raw" in call.request:
+            self._raw.add(rows)
         if call.finish == "abort":
             del self.rows[chains[-1]]  # nobody was given this output, so nobody can echo it
         answer = call.response
@@ -168,19 +183,19 @@ class Index:
             return _text_digest(message.text)
         if self._recognised(message) is not None:
             return _echo_digest(message.calls[0].id)
-        return _hash(b"assistant", message.text.strip().encode(), _values(message.calls))
+        return _hash(b"assistant", message.text.strip().encode(), values(message.calls))
 
     def _recognised(self, message: Message) -> _Echo | None:
         """Our own answer, whatever the harness did to its JSON; None where a value differs."""
-        echo = self._echoes.get(message.calls[0].id) if message.calls else None
-        if echo is None or message.text.strip() not in ("", echo.text.strip()):
+        answer = self._echoes.get(message.calls[0].id) if message.calls else None
+        if answer is None or not same_text(answer.text, message.text):
             return None
-        return echo if _values(message.calls) == _values(echo.calls) else None
+        return answer if same_calls(answer.calls, message.calls, self._edits) else None
 
     def _restored(self, messages: Iterable[Message]) -> list[Message]:
         """Our own answers as they were sampled, where they must be rendered anew (after a compaction, say)."""
-        echoes = ((m, self._recognised(m)) for m in messages)
-        return [m if e is None else Message("assistant", e.raw) for m, e in echoes]
+        found = ((m, self._recognised(m)) for m in messages)
+        return [m if e is None else Message("assistant", e.raw) for m, e in found]
 
 
 def _prompt(parent: int, rendered: Rendered, chains: Sequence[bytes], fresh: int) -> Prompt:
@@ -196,30 +211,6 @@ def fingerprint(request: Request) -> str:
     system = [m.text for m in request.messages if m.role == "system"][:1]
     names = sorted(str(t["function"]["name"]) for t in request.tools)
     return _hash(orjson.dumps([system, names])).hex()[:16]
-
-
-def _values(calls: Sequence[ToolCall]) -> bytes:
-    return _plain([[c.id, c.name, _plain_arguments(c.arguments)] for c in calls])
-
-
-def _plain_arguments(arguments: str) -> Any:
-    """The value of the JSON text, or the text where it is none. 5.0 and 5 are one value; true and 1 are two."""
-    try:
-        return _settled(orjson.loads(arguments)) if arguments else {}
-    except orjson.JSONDecodeError:
-        return arguments
-
-
-def _settled(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _settled(v) for k, v in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [_settled(v) for v in cast("list[Any]", value)]
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
-
-
-def _plain(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
 def _common(known: Sequence[Message], messages: Sequence[Message]) -> int:

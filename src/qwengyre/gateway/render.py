@@ -1,8 +1,9 @@
 """Messages to token ids, ids to answers. Only what is new is rendered: stored ids are the truth of a path.
 
 A renderer gives exact ids or nothing. `TemplateRenderer` serves any HF tokenizer with a chat template: the text of new
-messages is the difference between rendering a short stand-in for the history with and without them, so its cost does
-not grow with the history. What a template cannot append is refused (None) and the call becomes a branch.
+messages is what follows a short stand-in for the history when both are rendered, so its cost does not grow with the
+history. What a template cannot append is refused (None) and the call becomes a branch. How a template would write an
+earlier answer again (without its thinking, say) does not matter: that answer's own ids stay.
 
 Text of harnesses never becomes a control token: inside message text and tool declarations each special token's text is
 cut after its first character and the parts are encoded apart, so the ids decode to the same text and control nothing.
@@ -10,22 +11,21 @@ cut after its first character and the parts are encoded apart, so the ids decode
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from qwengyre.errors import ConfigError
 from qwengyre.gateway.canon import Message, Refusal, ToolCall
-from qwengyre.gateway.parse import Parsed, parse
+from qwengyre.gateway.parse import Parsed, Tools, parse
 from qwengyre.types import Ids, Kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,35 @@ class Renderer(Protocol):
         yet, None where the path is. None: the template cannot append these messages; render the whole instead."""
         ...
 
-    def parse(self, output: Ids, *, tools: bool) -> Parsed:
-        """Text, tool calls and reasoning of sampled ids."""
+    def parse(self, output: Ids, *, tools: Tools | bool, stops: Sequence[str] = (), cut: bool = False) -> Parsed:
+        """Text, tool calls (of `tools`) and reasoning of sampled ids, up to the first of the `stops`. `cut`: their
+        limit ended them."""
+        ...
+
+    def encode(self, text: str) -> Ids:
+        """A text that its writer has put control tokens into."""
+        ...
+
+    def text(self, ids: Ids) -> str:
+        """The text of ids, control tokens included."""
         ...
 
 
 _CUT = "\ufdd0"  # a Unicode non-character: where text is cut before it is encoded
-_SENTINEL = "sentinel"
-_STANDIN = Message("user", "x")
+_ANCHOR = "\ufdd1"  # another: stands in an answer of the history for its text
+_STUB: Tools = ({"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}},)
+"""Stands for the declarations where only their being there matters: the real ones are at the head."""
+_STANDIN, _ANCHORED = Message("user", "x"), Message("assistant", _ANCHOR)
 
 
 class TemplateRenderer:
-    """Renders with a tokenizer's own chat template. Raises ConfigError when there is none."""
+    """Renders with a tokenizer's own chat template. Raises ConfigError when there is none.
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
+    `thinking`: "keep" leaves earlier reasoning where it was sampled, whatever the template does; "template" starts a
+    branch where the template drops it.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, thinking: Literal["keep", "template"] = "keep") -> None:
         if not getattr(tokenizer, "chat_template", None):
             name = tokenizer.name_or_path or "this tokenizer"
             raise ConfigError(f"{name} has no chat template: set model.chat_template to a jinja file")
@@ -94,12 +109,14 @@ class TemplateRenderer:
         self._any_token = _pattern([t.content for t in added])
         self._special = _pattern([t.content for t in added if t.special])
         self._begins = re.compile("|".join(re.escape(t.content) for t in added) or r"(?!)")
-        _, _, self._close_text = self._text([_STANDIN, Message("assistant", _SENTINEL)], ()).rpartition(_SENTINEL)
+        self._keep = thinking == "keep"
+        _, _, self._close_text = self._text([_STANDIN, _ANCHORED], ()).rpartition(_ANCHOR)
         self._close = self._encode(self._close_text)
         self._stop_ids = self._find_stops()
         opened = self._text([_STANDIN], (), opened=True)[len(self._text([_STANDIN], ())) :]
         self._thinking = opened.rstrip().endswith("<think>")
         self._digest = blake2b((str(tokenizer.chat_template) + str(len(tokenizer))).encode(), digest_size=8).hexdigest()
+        self._late_system = self._takes_late_system()
         self._appends = self._conforms()
 
     @property
@@ -114,6 +131,7 @@ class TemplateRenderer:
 
     def start(self, messages: Sequence[Message], tools: Tools) -> Rendered:
         """See the protocol."""
+        messages = _clean([*messages[:1], *self._late(messages[1:])])
         try:
             whole = self._text(messages, tools, opened=True)
         except _template_errors() as error:
@@ -122,25 +140,40 @@ class TemplateRenderer:
 
     def extend(self, previous: Message, last: int | None, messages: Sequence[Message], tools: Tools) -> Rendered | None:
         """See the protocol. A sampled turn cut by its length gets the close that it lacks."""
-        if not self._appends:
+        if not self._appends or (previous.role == "system" and not self._late_system):
             return None
-        before = _stand_in(previous)
+        before, messages, tools = _stand_in(previous), _clean(self._late(messages)), _STUB if tools else ()
         try:
-            base = self._text(before, tools)
-            whole = self._text([*before, *messages], tools, opened=True)
-        except _template_errors():
+            base = self._tail(before, (), tools)
+            rest = self._tail(before, messages, tools, opened=True)
+            closed = last is None or (base.endswith(self._close_text) and self._keeps(previous, messages, tools))
+            if not closed or not rest.startswith(base):
+                return None
+            rest = rest[len(base) :]
+            rendered = self._rendered(rest, self._pieces(before, messages, tools, rest))
+        except (_NotAppended, *_template_errors()):
             return None
-        if not whole.startswith(base) or (last is not None and not base.endswith(self._close_text)):
-            return None
-        rest = whole[len(base) :]
-        rendered = self._rendered(rest, self._pieces(before, messages, tools, rest))
         return rendered if last is None else self._closed(last, rendered)
 
-    def parse(self, output: Ids, *, tools: bool) -> Parsed:
+    def parse(self, output: Ids, *, tools: Tools | bool, stops: Sequence[str] = (), cut: bool = False) -> Parsed:
         """See the protocol."""
         ended = len(output) > 0 and int(output[-1]) in self._stop_ids
         ids = (output[:-1] if ended else output).tolist()
-        return parse(self._backend.decode(ids, skip_special_tokens=False), tools=tools, thinking=self._thinking)
+        raw = self.text(ids)
+        at, stop = min(((raw.find(s), s) for s in stops if s in raw), default=(len(raw), ""))
+        parsed = parse(raw[:at], tools=tools, thinking=self._thinking, cut=cut and not stop)
+        if not stop:
+            return parsed
+        kept = bisect_left(range(len(ids)), True, key=lambda n: self.text(ids[:n]).startswith(raw[: at + len(stop)]))
+        return replace(parsed, stop=stop, kept=kept)
+
+    def encode(self, text: str) -> Ids:
+        """See the protocol."""
+        return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def text(self, ids: "Ids | list[int]") -> str:
+        """See the protocol."""
+        return self._backend.decode(ids if isinstance(ids, list) else ids.tolist(), skip_special_tokens=False)
 
     def _closed(self, last: int, rendered: Rendered) -> Rendered:
         close = self._close[1:] if len(self._close) and last == self._close[0] else self._close
@@ -176,8 +209,9 @@ class TemplateRenderer:
                 end, text = self._group(context, new[start:], tools)
                 pieces.append((text, "message", start + end))
                 start, context = start + end, _stand_in(new[start + end - 1])
-            opened = self._text(context, tools, opened=True)[len(self._text(context, tools)) :]
-        except _template_errors():
+                tools = _STUB if tools else ()
+            opened = self._tail(context, (), tools, opened=True)[len(self._tail(context, (), tools)) :]
+        except (_NotAppended, *_template_errors()):
             return [(whole, "message", len(new))]
         if opened:
             pieces.append((opened, "open", len(new)))
@@ -185,15 +219,53 @@ class TemplateRenderer:
 
     def _group(self, context: list[Message], new: Sequence[Message], tools: Tools) -> tuple[int, str]:
         """The least number of messages whose text does not change when the next one is appended, and that text."""
-        base = len(self._text(context, tools)) if context else 0
+        base = len(self._tail(context, (), tools)) if context else 0
         for end in range(1, len(new)):
             try:
-                text = self._text([*context, *new[:end]], tools)
+                text = self._tail(context, new[:end], tools)
             except _template_errors():
                 continue  # no conversation by itself, a system message alone, say
-            if self._text([*context, *new[: end + 1]], tools).startswith(text):
+            if self._tail(context, new[: end + 1], tools).startswith(text):
                 return end, text[base:]
-        return len(new), self._text([*context, *new], tools)[base:]
+        return len(new), self._tail(context, new, tools)[base:]
+
+    def _tail(self, before: list[Message], new: Sequence[Message], tools: Tools, *, opened: bool = False) -> str:
+        """The text of `before` and `new` from the anchor in `before` on (all of it without one).
+
+        Raises _NotAppended when the template writes what stands before the anchored answer otherwise than it did."""
+        text = self._text([*before, *new], tools, opened=opened)
+        if len(before) < 2:
+            base = self._text(before, tools) if before and (new or opened) else ""
+            if not text.startswith(base):
+                raise _NotAppended
+            return text
+        head, found, tail = text.rpartition(_ANCHOR)
+        if not found or not head.startswith(self._text(before[:1], tools)):
+            raise _NotAppended
+        return tail
+
+    def _late(self, messages: Sequence[Message]) -> list[Message]:
+        """System messages after the first message are a user's, where the template allows one at the beginning only."""
+        if self._late_system:
+            return list(messages)
+        return [replace(m, role="user") if m.role == "system" else m for m in messages]
+
+    def _takes_late_system(self) -> bool:
+        try:
+            self._text([_STANDIN, _ANCHORED, Message("system", "x")], ())
+            self._text([Message("system", "x"), Message("system", "x"), _STANDIN], ())
+        except _template_errors():
+            return False
+        return True
+
+    def _keeps(self, previous: Message, messages: Sequence[Message], tools: Tools) -> bool:
+        """Whether the reasoning of the answer before may stay where it is."""
+        if self._keep or previous.role != "assistant":
+            return True
+        thought = replace(_stand_in(previous)[-1], reasoning=_CUT)
+        return (_CUT in self._text([_STANDIN, thought], tools)) == (
+            _CUT in self._text([_STANDIN, thought, *(replace(m, text="x") for m in messages)], tools)
+        )
 
     def _text(self, messages: Sequence[Message], tools: Tools, *, opened: bool = False) -> str:
         text = self._tokenizer.apply_chat_template(
@@ -229,7 +301,7 @@ class TemplateRenderer:
             return None
         last, declared = self._tools
         if last != tools:
-            declared = json.loads(self._marked(json.dumps(list(tools), ensure_ascii=False), "system"))
+            declared = json.loads(self._marked(_cleaned(json.dumps(list(tools), ensure_ascii=False)), "system"))
             self._tools = (tools, declared)
         return declared
 
@@ -237,7 +309,6 @@ class TemplateRenderer:
         """`text` with a cut after the first character of every added token's text. An assistant's own text keeps its
         ordinary added tokens (`<tool_call>`), which it may have sampled; nobody's keeps special ones."""
         pattern = self._special if role == "assistant" else self._any_token
-        text = text.replace(_CUT, "\ufffd")
         return pattern.sub(lambda found: found[1] + _CUT, text) if pattern.search(text) else text
 
     def _encode(self, text: str) -> Ids:
@@ -264,25 +335,45 @@ class TemplateRenderer:
         self._appends = True
         plain = [_STANDIN, Message("assistant", "ok"), Message("user", "go on")]
         asked = Message("assistant", calls=(ToolCall("c", "f", '{"a": "b"}'),))
-        tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
         used = [_STANDIN, asked, Message("tool", "r", call_id="c")]
-        return self._extends(plain, ()) and self._extends(used, tools)
+        return self._extends(plain, ()) and self._extends(used, _STUB)
 
     def _extends(self, talk: list[Message], tools: Tools) -> bool:
         try:
-            whole, head = self.start(talk, tools), self.start(talk[:-1], tools)
+            whole = self.start(talk, tools)
         except Refusal:
             return True  # a template without tools, say: nothing was found against it
-        head_ids = head.ids[: sum(p.length for p in head.pieces if p.step == "message")]
         more = self.extend(talk[-2], None, talk[-1:], tools)
-        return more is not None and np.array_equal(np.concatenate([head_ids, more.ids]), whole.ids)
+        return more is not None and np.array_equal(more.ids, whole.ids[-len(more.ids) :])
+
+
+def _cleaned(text: str) -> str:
+    """Without our own marks."""
+    return text.replace(_CUT, "\ufffd").replace(_ANCHOR, "\ufffd") if _CUT in text or _ANCHOR in text else text
+
+
+def _clean(messages: Sequence[Message]) -> list[Message]:
+    return [_clean_message(m) for m in messages]
+
+
+def _clean_message(message: Message) -> Message:
+    texts = {name: _cleaned(getattr(message, name)) for name in ("text", "reasoning", "name", "call_id")}
+    calls = tuple(ToolCall(_cleaned(c.id), _cleaned(c.name), _cleaned(c.arguments)) for c in message.calls)
+    return replace(message, calls=calls, **texts)
+
+
+class _NotAppended(Exception):
+    """The template rewrites what stands before."""
 
 
 def _stand_in(previous: Message) -> list[Message]:
     """A short history that ends as one ending with `previous` would: its text and reasoning do not matter."""
     if previous.role in ("system", "user"):
         return [replace(previous, text="x")]
-    return [_STANDIN, replace(previous, text="x", reasoning="")]
+    if not previous.calls:
+        return [_STANDIN, replace(previous, text=_ANCHOR, reasoning="")]
+    last = replace(previous.calls[-1], arguments=f'{{"x": "{_ANCHOR}"}}')
+    return [_STANDIN, replace(previous, text=_ANCHOR, reasoning="", calls=(*previous.calls[:-1], last))]
 
 
 def _pattern(tokens: list[str]) -> re.Pattern[str]:

@@ -5,45 +5,22 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from qwengyre.errors import EngineError
+from qwengyre.gateway.body import Bodies
 from qwengyre.gateway.calls import Call, Sealed, answer_of, model_call
 from qwengyre.gateway.canon import Head, Refusal, Request, ToolCall
-from qwengyre.gateway.forward import Engines, Part, nothing
-from qwengyre.gateway.journal import CallLog, Journal, Writer
+from qwengyre.gateway.dialects.base import Prompted
+from qwengyre.gateway.generate import SEALED, Generation, Shared
+from qwengyre.gateway.journal import CallLog, Journal
 from qwengyre.gateway.match import Index, Prompt, fingerprint
-from qwengyre.gateway.render import Renderer
-from qwengyre.gateway.routing import Home, Switch, Tasks
 from qwengyre.trajectory.tree import ROOT, Tree
-from qwengyre.types import Kind, ModelCall, Sampling
+from qwengyre.types import Kind, ModelCall
 
 _LOG = logging.getLogger(__name__)
-_SEALED = "this execution has ended; its token takes no more calls"
-_GONE_S = 600.0
-"""How long a call may go on at a cell that the routes no longer name (it drains, or nobody can reach it)."""
 _ABORT_S = 10.0
 """How long an engine may take to end an aborted call before its connection is cut."""
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What all sessions of a gateway use."""
-
-    renderer: Renderer
-    sampling: Sampling
-    window: int
-    seed: int
-    engines: Engines
-    switch: Switch
-    writer: Writer
-    tasks: Tasks
-    lost: Callable[[Home, str], Coroutine[Any, Any, None]]
 
 
 class Stopwatch:
@@ -77,7 +54,8 @@ class Session:
         """Calls whose client went away, by the key of an equal request."""
         self._undelivered: set[int] = set()
         self._counts = {"calls": 0, "delivered": 0, "in": 0, "out": 0}
-        self._sealing = False
+        self.bodies = Bodies()
+        self._generation = Generation(execution, self.tree, shared, self._note)
         self.queued = Stopwatch()
         self._journal = Journal(path, shared.writer, log.size)
         self.token: bytes = log.meta.get("token", b"")
@@ -102,22 +80,20 @@ class Session:
 
         Raises Refusal: sealed, invalid (the template refuses the messages), too_long.
         """
-        if self._sealing:
-            raise Refusal("sealed", _SEALED)
-        thread = fingerprint(request)
+        if self._generation.sealing:
+            raise Refusal("sealed", SEALED)
+        thread = request.thread or fingerprint(request)
         chains = self._index.chains(thread, request)
         key = _key(thread, chains[-1], request)
         if (kept := self._take_kept(key)) is not None:
             return self._resume(kept)
-        match = self._index.match(request, chains)
-        found = await asyncio.to_thread(self._index.render, self._shared.renderer, request, match)
-        prompt = self._index.prompt(found, match)
-        length = self._length(prompt)
-        room = self._shared.window - length
+        prompt = await self._prompt(request, chains)
+        length, window = self._length(prompt), self._shared.window
+        room = window - length
         if room < 1:
-            raise Refusal("too_long", _too_long(self._shared.window, length), "messages")
-        if self._sealing:
-            raise Refusal("sealed", _SEALED)
+            raise Refusal("too_long", _too_long(window, length), "messages", tokens=length, window=window)
+        if self._generation.sealing:
+            raise Refusal("sealed", SEALED)
         call = Call(self._next, key, request, head, prompt)
         self._next += 1
         call.thread = thread
@@ -127,12 +103,22 @@ class Session:
         self._start(call)
         return call
 
+    async def measure(self, request: Request) -> int:
+        """The length of a request's prompt in tokens. Raises Refusal."""
+        chains = self._index.chains(request.thread or fingerprint(request), request)
+        return self._length(await self._prompt(request, chains))
+
+    def prompted(self, call: Call) -> Prompted:
+        """How long the prompt of a call is, and how much of it was there before."""
+        length = self._length(call.prompt)
+        return Prompted(length, length - len(call.prompt.suffix))
+
     def leave(self, call: Call, *, delivered: bool) -> None:
         """The client is done with the call: it has the answer, or it went away and the call is kept."""
         call.attached = False
         if delivered:
             self._deliver(call.number)
-        elif not self._sealing and not _failed(call):
+        elif not self._generation.sealing and not _failed(call):
             call.wanted.clear()
             self._kept.setdefault(call.key, []).append(call)
             self._abort(call)
@@ -140,7 +126,7 @@ class Session:
 
     async def seal(self) -> Sealed:
         """End live calls, keeping partial output as undelivered, and close the journal."""
-        self._sealing = True
+        self._generation.sealing = True
         for call, task in self._tasks.items():
             if call.state == "running":
                 self._abort(call)
@@ -158,7 +144,7 @@ class Session:
 
     async def stop(self) -> None:
         """The gateway stops: calls end where they are and the journal stays open for the next one to continue."""
-        self._sealing = True
+        self._generation.sealing = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -180,6 +166,11 @@ class Session:
             for call in self._tasks
         ]
 
+    async def _prompt(self, request: Request, chains: list[bytes]) -> Prompt:
+        match = self._index.match(request, chains)
+        found = await asyncio.to_thread(self._index.render, self._shared.renderer, request, match)
+        return self._index.prompt(found, match)
+
     def _start(self, call: Call) -> None:
         task = asyncio.create_task(self._run(call))
         self._tasks[call] = task
@@ -188,13 +179,13 @@ class Session:
 
     def _over(self, call: Call) -> None:
         del self._tasks[call]
-        call.fail(Refusal("sealed", _SEALED))  # cancelled before its first step: nothing else has told the client
+        call.fail(Refusal("sealed", SEALED))  # cancelled before its first step: nothing else has told the client
         self._note()
 
     async def _run(self, call: Call) -> None:
         """A call's life. Waits for: routes, the engine, the disk. Ends when it is answered or the session is."""
         try:
-            await self._generate(call)
+            await self._generation.run(call)
             call.enter("done")
             record = self._record(call)
             await self._journal.call(record)
@@ -202,7 +193,7 @@ class Session:
         except Refusal as refusal:
             self._ended(call, refusal)
         except asyncio.CancelledError:
-            self._ended(call, Refusal("sealed", _SEALED))
+            self._ended(call, Refusal("sealed", SEALED))
             raise
         except Exception:
             _LOG.exception("execution %s, call %d failed", self.execution, call.number)
@@ -211,83 +202,30 @@ class Session:
             call.enter("answered")
             self._note()
 
-    async def _generate(self, call: Call) -> None:
-        newer = -1
-        while not call.finish:
-            call.enter("queued")
-            self._note()
-            await call.wanted.wait()
-            home = await self._shared.switch.home(self.execution, newer)
-            if self._sealing:
-                raise Refusal("sealed", _SEALED)
-            if not call.attached:
-                continue  # the client left while the call was queued
-            part = await self._attempt(call, home)
-            call.take(part)
-            newer = self._interrupted(call, home, part, newer)
-
-    async def _attempt(self, call: Call, home: Home) -> Part:
-        """One generate call at the execution's home, from the prompt and what was sampled so far."""
-        shared, request_id = self._shared, f"{self.execution}-{call.number}-{secrets.token_hex(4)}"
-        body = {
-            "request_id": request_id,
-            "token_ids": np.concatenate([self.tree.path_ids(call.prompt.parent), call.prompt.suffix, call.output]),
-            "sampling_params": {
-                "max_tokens": call.budget - call.tokens,
-                "temperature": self._temperature,
-                "stop_token_ids": list(shared.renderer.stop_ids),
-                "seed": _seed(shared.seed, self.execution, call.number, call.tokens),
-                "logprobs": 0,
-            },
-            "handle": self.execution,
-        }
-        call.aborting, call.attempt = False, (home.url, request_id)
-        call.enter("running", home.cell)
-        self._note()
-        work = asyncio.create_task(shared.engines.generate(home.url, body))
-        gone = asyncio.create_task(shared.switch.gone(home, _GONE_S))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            return work.result() if work.done() else nothing("lost", "the routes have given this place up")
-        finally:
-            work.cancel()
-            gone.cancel()
-            call.attempt = None
-
-    def _interrupted(self, call: Call, home: Home, part: Part, newer: int) -> int:
-        """What an attempt's end means for the next one: only routes newer than the returned epoch may be used."""
-        if call.finish or (part.finish == "abort" and call.aborting):
-            return newer
-        if part.finish == "too_long":
-            raise Refusal("too_long", part.reason, "messages")
-        if part.finish == "invalid":
-            raise EngineError(f"the engine of cell {home.cell} refused a call: {part.reason}")
-        if part.finish == "lost":
-            self._shared.tasks.spawn(self._shared.lost(home, part.reason))
-        return home.epoch
-
     def _record(self, call: Call) -> ModelCall:
         """Grow the tree by a finished call and return its record, which is then journaled before anything else."""
         prompt = self._index.advance(call.prompt)
-        calls: tuple[ToolCall, ...] = ()
-        parsed = self._shared.renderer.parse(call.output, tools=call.request.parse_tools and bool(call.request.tools))
-        if call.finish == "stop":
-            calls = tuple(ToolCall(f"call_{secrets.token_hex(12)}", *c) for c in parsed.calls)
-        if not calls and parsed.calls:
-            parsed = replace(parsed, text=parsed.raw, calls=())
+        request = call.request
+        tools = request.tools if request.parse_tools else ()
+        cut = call.finish != "stop"
+        parsed = self._shared.renderer.parse(call.output, tools=tools, stops=request.stops, cut=cut)
+        if parsed.stop:
+            call.cut(parsed.kept)
+        calls = tuple(ToolCall(f"call_{secrets.token_hex(12)}", *c) for c in parsed.calls)
         chain = self._index.answer_chain(prompt, parsed.text, calls)
         call.timings["done"] = time.time()
         record = model_call(call, prompt, parsed, calls, chain, self._temperature)
-        self._add(record)
+        self._generation.grown(call, self._add(record))
         return record
 
-    def _add(self, record: ModelCall) -> None:
+    def _add(self, record: ModelCall) -> int:
         rows = self.tree.add_call(record)
         self._index.add(record, rows)
         self._undelivered.add(record.call)
         self._counts["calls"] += 1
         self._counts["in"] += self.tree.lengths[rows[-1]] - len(record.output)
         self._counts["out"] += len(record.output)
+        return rows[-1]
 
     def _ended(self, call: Call, refusal: Refusal) -> None:
         """No answer. Tokens that were sampled are recorded all the same, undelivered."""
@@ -333,7 +271,7 @@ class Session:
             self._shared.tasks.spawn(self._shared.engines.abort(*call.attempt))
 
     def _deliver(self, number: int) -> None:
-        if number in self._undelivered and not self._sealing:
+        if number in self._undelivered and not self._generation.sealing:
             self._undelivered.discard(number)
             self._counts["delivered"] += 1
             self._journal.delivered(number)
@@ -359,14 +297,8 @@ class Session:
 
 def _key(thread: str, chain: bytes, request: Request) -> str:
     """Equal for equal canonical requests of a thread."""
-    asked = (thread, chain, request.max_tokens, request.constrained, request.parse_tools)
+    asked = (thread, chain, request.max_tokens, request.constrained, request.parse_tools, request.stops)
     return hashlib.blake2b(repr(asked).encode(), digest_size=16).hexdigest()
-
-
-def _seed(seed: int, execution: str, call: int, token: int) -> int:
-    """The same call of the same run is sampled with the same seed."""
-    digest = hashlib.blake2b(f"{seed}/{execution}/{call}/{token}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def _failed(call: Call) -> bool:

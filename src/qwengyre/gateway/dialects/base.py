@@ -1,52 +1,88 @@
-"""What the gateway needs of a wire protocol. A dialect is pure: bytes to canonical values and back, no I/O.
+"""What the gateway needs of a wire protocol. A dialect is pure: JSON values to canonical ones and back, no I/O.
 
 A held answer on the wire: (status and headers, at once) `opening`, then `ping` every 15 s, then `events` with the
 whole answer when streaming; `filler` every 15 s and then `body` when not.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from qwengyre.gateway.canon import Answer, Head, Refusal, Request
+from qwengyre.gateway.canon import Answer, Head, Message, Refusal, Request
+
+Json = dict[str, Any]
 
 
-class Dialect(Protocol):
-    """One wire protocol. `path` is where it listens, below `/x/<token>` or at the top."""
+@dataclass(frozen=True)
+class Known:
+    """What stands before the items that are decoded: the `messages` of the first `items`."""
 
-    path: str
+    messages: tuple[Message, ...] = ()
+    items: int = 0
 
-    def key(self, headers: Mapping[str, str]) -> str:
-        """The API key that the client sent, "" if none."""
+
+@dataclass(frozen=True)
+class Prompted:
+    """How long the prompt of an answer is, and how much of it was there before."""
+
+    tokens: int
+    cached: int
+
+
+class Stream(Protocol):
+    """One streamed answer."""
+
+    def opening(self) -> bytes:
+        """The first bytes, sent with the headers; may be empty."""
         ...
 
-    def decode(self, body: bytes) -> Request:
-        """Raises Refusal("invalid") naming the field and what was expected."""
-        ...
-
-    def head(self, model: str) -> Head:
-        """A new answer's head, with an id in this protocol's form."""
-        ...
-
-    def opening(self, head: Head) -> bytes:
-        """A stream's first bytes, sent with the headers; may be empty."""
-        ...
-
-    def ping(self, head: Head) -> bytes:
+    def ping(self) -> bytes:
         """A protocol-level event that changes nothing (never an SSE comment alone)."""
         ...
 
-    def events(self, request: Request, head: Head, answer: Answer) -> bytes:
+    def events(self, answer: Answer) -> bytes:
         """The rest of the stream, terminal event included."""
-        ...
-
-    def body(self, request: Request, head: Head, answer: Answer) -> bytes:
-        """The answer to a request that does not stream."""
         ...
 
     def failed(self, refusal: Refusal) -> bytes:
         """The last event of a stream whose call failed after the headers."""
         ...
 
-    def error(self, refusal: Refusal) -> dict[str, Any]:
+
+class Dialect(Protocol):
+    """One wire protocol. `path` is where it listens, below `/x/<token>` or at the top; `count_path` answers with the
+    length of a prompt ("": the protocol has no such thing). `array` is the key of the list that grows with the talk."""
+
+    path: str
+    count_path: str
+    array: str
+
+    def decode(self, wire: Json, known: Known) -> Request:
+        """The request of a body, whose list lacks the `known` items. Raises Refusal("invalid") naming the field."""
+        ...
+
+    def head(self, model: str) -> Head:
+        """A new answer's head, with an id in this protocol's form."""
+        ...
+
+    def stream(self, request: Request, head: Head, prompted: Prompted) -> Stream:
+        """A new streamed answer."""
+        ...
+
+    def body(self, request: Request, head: Head, answer: Answer) -> bytes:
+        """The answer to a request that does not stream."""
+        ...
+
+    def counted(self, tokens: int) -> Json:
+        """The answer of `count_path`."""
+        ...
+
+    def error(self, refusal: Refusal) -> Json:
         """The JSON body of an error."""
         ...
+
+
+def key_of(headers: Mapping[str, str]) -> str:
+    """The API key that a client sent, in whatever way; "" if none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()

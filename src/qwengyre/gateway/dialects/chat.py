@@ -2,77 +2,69 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-import orjson
-
 from qwengyre.gateway.canon import Answer, Head, Message, Refusal, Request, ToolCall
+from qwengyre.gateway.dialects.base import Json, Known, Prompted
+from qwengyre.gateway.dialects.wire import (
+    a_count,
+    a_list,
+    an_object,
+    arguments_of,
+    dumps,
+    event,
+    freeform,
+    freeform_arguments,
+    freeform_input,
+    function,
+    joined,
+    left_over,
+    openai_error,
+    stops_of,
+)
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_FOLLOWED = {"messages", "tools", "model", "stream", "stream_options", "max_tokens", "max_completion_tokens"}
-_CODES = {
-    "too_long": ("invalid_request_error", "context_length_exceeded"),
-    "unauthorized": ("authentication_error", "invalid_api_key"),
-    "sealed": ("invalid_request_error", "execution_sealed"),
-    "failed": ("server_error", "call_failed"),
-}
-Json = dict[str, Any]
+_FOLLOWED = frozenset(
+    ("messages", "tools", "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "stop", "n")
+)
 
 
 class Chat:
     """The dialect of most open harnesses."""
 
-    path = "/v1/chat/completions"
+    path, count_path, array = "/v1/chat/completions", "", "messages"
 
-    def key(self, headers: Mapping[str, str]) -> str:
-        """The bearer token."""
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        return key.strip() if scheme.lower() == "bearer" else ""
-
-    def decode(self, body: bytes) -> Request:
+    def decode(self, wire: Json, known: Known) -> Request:
         """See the protocol."""
-        wire = _object(_loads(body), "the body")
         if wire.get("n") not in (None, 1):
             raise Refusal("invalid", f"n={wire['n']!r}: this server gives one choice a call; ask again for more", "n")
         choice = wire.get("tool_choice")
-        shape = _object(wire.get("response_format") or {}, "response_format").get("type", "text")
+        shape = an_object(wire.get("response_format") or {}, "response_format").get("type", "text")
+        tools, custom = _tools(wire.get("tools"))
+        fresh = _messages(wire.get("messages"), known)
+        asked = next((k for k in ("max_completion_tokens", "max_tokens") if wire.get(k) is not None), "max_tokens")
         return Request(
-            messages=_messages(wire.get("messages")),
-            tools=_tools(wire.get("tools")),
-            max_tokens=_max_tokens(wire),
+            messages=known.messages + fresh,
+            tools=tools,
+            max_tokens=a_count(wire.get(asked), asked),
             stream=bool(wire.get("stream")),
             include_usage=bool((wire.get("stream_options") or {}).get("include_usage")),
             constrained=choice not in (None, "auto", "none") or shape != "text",
             parse_tools=choice != "none",
+            stops=stops_of(wire.get("stop"), "stop"),
             model=str(wire.get("model") or ""),
-            ignored={k: v for k, v in wire.items() if k not in _FOLLOWED and v is not None},
+            ignored=left_over(wire, _FOLLOWED),
+            wire={"custom": custom} if custom else {},
+            cuts=tuple(range(len(known.messages) + 1, len(known.messages) + len(fresh) + 1)),
         )
 
     def head(self, model: str) -> Head:
         """See the protocol."""
         return Head(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), model)
 
-    def opening(self, head: Head) -> bytes:
-        """The chunk that names the role."""
-        return _chunk(head, {"role": "assistant", "content": ""})
-
-    def ping(self, head: Head) -> bytes:
-        """A chunk with an empty delta."""
-        return _chunk(head, {})
-
-    def events(self, request: Request, head: Head, answer: Answer) -> bytes:
-        """Reasoning, text, tool calls, finish reason, usage where asked, [DONE]."""
-        parts: list[bytes] = []
-        if answer.reasoning:
-            parts.append(_chunk(head, {"reasoning_content": answer.reasoning}))
-        if answer.text:
-            parts.append(_chunk(head, {"content": answer.text}))
-        parts += (_chunk(head, {"tool_calls": [{"index": i, **_call(c)}]}) for i, c in enumerate(answer.calls))
-        parts.append(_chunk(head, {}, answer.finish))
-        if request.include_usage:
-            parts.append(_event({**_envelope(head, "chat.completion.chunk"), "choices": [], "usage": _usage(answer)}))
-        return b"".join(parts) + b"data: [DONE]\n\n"
+    def stream(self, request: Request, head: Head, prompted: Prompted) -> "ChatStream":
+        """See the protocol."""
+        return ChatStream(request, head)
 
     def body(self, request: Request, head: Head, answer: Answer) -> bytes:
         """A chat.completion object."""
@@ -80,61 +72,72 @@ class Chat:
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
         if answer.calls:
-            message["tool_calls"] = [_call(c) for c in answer.calls]
+            message["tool_calls"] = [_call(c, request) for c in answer.calls]
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish}
-        return orjson.dumps({**_envelope(head, "chat.completion"), "choices": [choice], "usage": _usage(answer)})
+        return dumps({**_envelope(head, "chat.completion"), "choices": [choice], "usage": usage_of(answer)})
 
-    def failed(self, refusal: Refusal) -> bytes:
-        """An error event; clients raise on it."""
-        return _event(self.error(refusal))
+    def counted(self, tokens: int) -> Json:
+        """Not a part of this protocol."""
+        return {"input_tokens": tokens}
 
     def error(self, refusal: Refusal) -> Json:
         """OpenAI's error object."""
-        kind, code = _CODES.get(refusal.kind, ("invalid_request_error", None))
-        return {"error": {"message": refusal.message, "type": kind, "param": refusal.param, "code": code}}
+        return openai_error(refusal)
 
 
-def _loads(body: bytes) -> Any:
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Refusal("invalid", f"the body is not JSON: {error}") from None
+class ChatStream:
+    """Chunks. See `Stream`."""
+
+    def __init__(self, request: Request, head: Head) -> None:
+        self._request, self._head = request, head
+
+    def opening(self) -> bytes:
+        """The chunk that names the role."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def ping(self) -> bytes:
+        """A chunk with an empty delta."""
+        return self._chunk({})
+
+    def events(self, answer: Answer) -> bytes:
+        """Reasoning, text, tool calls, finish reason, usage where asked, [DONE]."""
+        parts: list[bytes] = []
+        if answer.reasoning:
+            parts.append(self._chunk({"reasoning_content": answer.reasoning}))
+        if answer.text:
+            parts.append(self._chunk({"content": answer.text}))
+        calls = [{"index": i, **_call(c, self._request)} for i, c in enumerate(answer.calls)]
+        parts += (self._chunk({"tool_calls": [call]}) for call in calls)
+        parts.append(self._chunk({}, answer.finish))
+        if self._request.include_usage:
+            usage = {"choices": [], "usage": usage_of(answer)}
+            parts.append(event({**_envelope(self._head, "chat.completion.chunk"), **usage}))
+        return b"".join(parts) + b"data: [DONE]\n\n"
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """An error event; clients raise on it."""
+        return event(openai_error(refusal))
+
+    def _chunk(self, delta: Json, finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        return event({**_envelope(self._head, "chat.completion.chunk"), "choices": [choice]})
 
 
-def _object(value: Any, name: str) -> Json:
-    if not isinstance(value, dict):
-        raise Refusal("invalid", f"{name} must be an object, not {type(value).__name__}", name)
-    return cast("Json", value)
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise Refusal("invalid", f"{name} must be a list, not {type(value).__name__}", name)
-    return cast("list[Any]", value)
-
-
-def _max_tokens(wire: Json) -> int:
-    asked = next((wire[k] for k in ("max_completion_tokens", "max_tokens") if wire.get(k) is not None), 0)
-    if not isinstance(asked, int) or asked < 0 or (asked == 0 and wire.get("max_tokens") == 0):
-        raise Refusal("invalid", f"max_tokens={asked!r} must be a whole number above 0", "max_tokens")
-    return asked
-
-
-def _messages(value: Any) -> tuple[Message, ...]:
-    messages = _list(value, "messages")
-    if not messages:
+def _messages(value: Any, known: Known) -> tuple[Message, ...]:
+    messages = a_list(value, "messages")
+    if not messages and not known.items:
         raise Refusal("invalid", "messages is empty: give at least one message", "messages")
-    return tuple(_message(m, i) for i, m in enumerate(messages))
+    return tuple(_message(m, i) for i, m in enumerate(messages, known.items))
 
 
 def _message(value: Any, at: int) -> Message:
     """Histories are long and mostly plain: the names for error messages are made where there is an error."""
-    wire = cast("Json", value) if isinstance(value, dict) else _object(value, f"messages[{at}]")
+    wire = cast("Json", value) if isinstance(value, dict) else an_object(value, f"messages[{at}]")
     role = _ROLES.get(wire.get("role", ""))
     if role is None:
         raise Refusal("invalid", f"role={wire.get('role')!r}; known: {', '.join(_ROLES)}", f"messages[{at}].role")
     content = wire.get("content")
-    text = content if isinstance(content, str) else _text(content, f"messages[{at}].content")
+    text = content if isinstance(content, str) else joined(content, f"messages[{at}].content")
     if role != "assistant":
         call_id = str(wire.get("tool_call_id") or "") if role == "tool" else ""
         return Message(role, text, call_id=call_id, name=str(wire.get("name") or ""))
@@ -143,52 +146,45 @@ def _message(value: Any, at: int) -> Message:
     return Message(role, text, calls, reasoning=reasoning if isinstance(reasoning, str) else "")
 
 
-def _text(content: Any, name: str) -> str:
-    """Several text parts are joined by a newline; other media are refused."""
-    return "" if content is None else "\n".join(_part(part, name) for part in _list(content, name))
-
-
-def _part(part: Any, name: str) -> str:
-    value = part if isinstance(part, str) else _object(part, name).get("text", _object(part, name).get("refusal"))
-    if not isinstance(value, str):
-        raise Refusal("invalid", f"{name} has a part that is not text; this model reads text only", name)
-    return value
-
-
 def _wire_calls(value: Any, name: str) -> tuple[ToolCall, ...]:
-    return tuple(_wire_call(call, name) for call in _list(value, name))
+    return tuple(_wire_call(call, name) for call in a_list(value, name))
 
 
 def _wire_call(value: Any, name: str) -> ToolCall:
-    wire = _object(value, name)
-    function = _object(wire.get("function"), f"{name}.function")
-    arguments = function.get("arguments") or ""
-    if not isinstance(arguments, str):
-        arguments = orjson.dumps(arguments).decode()
-    return ToolCall(str(wire.get("id") or ""), str(function.get("name") or ""), arguments)
+    wire = an_object(value, name)
+    call_id = str(wire.get("id") or "")
+    if wire.get("type") == "custom":
+        custom = an_object(wire.get("custom"), f"{name}.custom")
+        return ToolCall(call_id, str(custom.get("name") or ""), freeform_arguments(custom.get("input")))
+    named = an_object(wire.get("function"), f"{name}.function")
+    return ToolCall(call_id, str(named.get("name") or ""), arguments_of(named.get("arguments") or ""))
 
 
-def _tools(value: Any) -> tuple[Json, ...]:
-    """Function declarations without wire-only keys (strict, cache_control)."""
-    tools: Iterable[Json] = (_object(t, "tools") for t in _list(value or [], "tools"))
-    return tuple(_tool(t) for t in tools)
+def _tools(value: Any) -> tuple[tuple[Json, ...], tuple[str, ...]]:
+    """Declarations, and the names of those that take a text."""
+    tools: list[Json] = []
+    custom: list[str] = []
+    for wire in (an_object(t, "tools") for t in a_list(value or [], "tools")):
+        kind = wire.get("type", "function")
+        if kind not in ("function", "custom"):
+            raise Refusal("invalid", f"tools: type={kind!r}; this server knows 'function' and 'custom'", "tools")
+        values = an_object(wire.get(kind), f"tools.{kind}")
+        if kind == "custom":
+            tools.append(freeform(values.get("name"), values.get("description"), "tools"))
+            custom.append(values["name"])
+        else:
+            tools.append(function(values.get("name"), values.get("description"), values.get("parameters"), "tools"))
+    return tuple(tools), tuple(custom)
 
 
-def _tool(wire: Json) -> Json:
-    if wire.get("type", "function") != "function":
-        raise Refusal("invalid", f"tools: type={wire['type']!r}; this server knows type 'function'", "tools")
-    function = _object(wire.get("function"), "tools.function")
-    if not isinstance(function.get("name"), str):
-        raise Refusal("invalid", "tools: a function has no name", "tools")
-    kept = {k: function[k] for k in ("name", "description", "parameters") if function.get(k) is not None}
-    return {"type": "function", "function": kept}
-
-
-def _call(call: ToolCall) -> Json:
+def _call(call: ToolCall, request: Request) -> Json:
+    if call.name in request.wire.get("custom", ()):
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": freeform_input(call)}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _usage(answer: Answer) -> Json:
+def usage_of(answer: Answer) -> Json:
+    """True token counts."""
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
@@ -199,12 +195,3 @@ def _usage(answer: Answer) -> Json:
 
 def _envelope(head: Head, kind: str) -> Json:
     return {"id": head.id, "object": kind, "created": head.created, "model": head.model}
-
-
-def _chunk(head: Head, delta: Json, finish: str | None = None) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    return _event({**_envelope(head, "chat.completion.chunk"), "choices": [choice]})
-
-
-def _event(value: Json) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
