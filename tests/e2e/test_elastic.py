@@ -9,6 +9,7 @@ from running import leftovers, lines, qwengyre
 
 from qwengyre.cluster.journal import read, read_plan
 from qwengyre.gateway.journal import CallLog, read_calls
+from qwengyre.observe.lines import move_line
 from qwengyre.observe.rebuild import check
 from qwengyre.observe.use import cell_use
 from qwengyre.schedule.actions import Publish
@@ -52,8 +53,7 @@ def test_every_move_is_told_and_calls_continue_with_their_tokens(ran: Ran) -> No
     for move in moves:
         expected = ["shut", "routes", "kv", "drain", "train"] if move["role"] == "training" else None
         assert list(move["phases"]) == (expected or ["stop", "snapshot", "roll", "routes"])
-        told = f"{move['calls_continued']} calls continued with {move['tokens_kept']} tokens kept, KV of "
-        assert f"{told}{move['kv_moved']} tokens moved, of {move['kv_recomputed']} recomputed" in ran.printed
+        assert move_line(move) in ran.printed
     assert any(m["live_executions"] and m["calls_continued"] and m["tokens_kept"] for m in moves)
     summary = json.loads((ran.folder / "summary.json").read_text())["moves"]
     assert (summary["moves"], summary["failed"]) == (len(moves), 0)

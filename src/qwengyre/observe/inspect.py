@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from qwengyre.errors import ConfigError
 from qwengyre.gateway.journal import CallLog, read_calls
 from qwengyre.gateway.journal import rebuild as rebuild_tree
 from qwengyre.observe.branching import selection
-from qwengyre.observe.lines import move_line
+from qwengyre.observe.lines import evaluation_line, move_line
 from qwengyre.trajectory.tree import Tree
 from qwengyre.types import ModelCall, Stretch
 
@@ -60,16 +61,18 @@ def _run(out: Console, run_dir: Path, waiting: Sequence[str]) -> None:
         versions = sorted({s.version for call in log for s in call.stretches})
         executions.add_row(
             line["execution"],
-            line["task"],
+            escape(line["task"]),
             line["ending"],
             line["verdict"],
             f"{line['score']:.3f}",
             str(len(log)),
             str(sum(len(call.output) for call in log)),
             " ".join(f"v{v}" for v in versions),
-            line["reason"],
+            escape(line["reason"]),
         )
     out.print(executions)
+    for row in _lines(run_dir / "evals.jsonl"):
+        out.print(evaluation_line(row), soft_wrap=True, markup=False)
     for row in _lines(run_dir / "moves.jsonl"):
         out.print(move_line(row), soft_wrap=True, markup=False)
     ended = (run_dir / "summary.json").exists()
@@ -87,9 +90,8 @@ def _execution(out: Console, run_dir: Path, name: str) -> None:
     log, tree = read_calls(path), rebuild_tree(path)
     score = {line["execution"]: line for line in _lines(run_dir / "scores.jsonl")}.get(name)
     if score:
-        out.print(
-            f"{name}: {score['task']}, {score['ending']}, {score['verdict']} {score['score']:.3f} {score['reason']}"
-        )
+        said = f"{score['task']}, {score['ending']}, {score['verdict']} {score['score']:.3f} {score['reason']}"
+        out.print(f"{name}: {said}", soft_wrap=True, markup=False)
     out.print(f"{len(log.calls)} calls, {tree.num_tokens} distinct tokens, {'sealed' if log.sealed else 'open'}")
     _tree(out, tree, log)
     _selection(out, run_dir, path)
