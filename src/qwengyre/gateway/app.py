@@ -5,7 +5,6 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,9 +227,7 @@ class Gateway:
     async def _asked(self, request: HttpRequest, session: Session, dialect: Dialect) -> Request:
         """The canonical request, the wire's noise gone."""
         asked = session.bodies.decode(await body.read(request.headers, request.stream(), self._body_limit), dialect)
-        said, thread = self._signals.read(request.headers)
-        messages = self._signals.stable(asked.messages)
-        return replace(asked, messages=messages, signals=said, thread=thread)
+        return self._signals.mark(asked, request.headers)
 
     async def _models(self, request: HttpRequest) -> Response:
         """In the words of both families of clients."""

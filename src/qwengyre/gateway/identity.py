@@ -1,38 +1,43 @@
-"""Which thread of a harness asks: by the headers that it sends, else by what its request looks like.
+"""Which thread of a harness asks: by what its requests say, else by what they look like.
 
 The table is data: `DEFAULT` holds the headers that known harnesses send, which are unmistakable; a harness profile may
-bring others.
+bring its own.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
-from qwengyre.gateway.canon import Message
+import orjson
 
-_LONGEST = 4096
+from qwengyre.gateway.canon import Request
+
+_LONGEST = 1024
 
 
 @dataclass(frozen=True)
 class Signals:
-    """Header names in lower case. `thread`: the first one present names the thread; `kept`: recorded with each call,
-    as evidence for roles. `volatile`: patterns (multi-line) of text that a harness changes from call to call without
-    meaning, cut out of system messages before anything is compared or rendered."""
+    """Places in a request: `header:NAME` or `body:KEY.KEY`, with `#KEY.KEY` for a key of JSON text found there.
+
+    `thread`: the first one that a request has names the thread. `kept`: recorded with each call, as evidence for roles.
+    `volatile`: patterns (multi-line) of what a harness changes from call to call without meaning; cut out of system
+    messages before anything is compared or rendered.
+    """
 
     thread: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     volatile: tuple[str, ...] = ()
 
-    def read(self, headers: Mapping[str, str]) -> tuple[dict[str, str], str]:
-        """What the headers of a request say, and the thread that they name ("" if none)."""
-        said = {name: headers[name][:_LONGEST] for name in (*self.thread, *self.kept) if headers.get(name)}
-        return said, next((said[name] for name in self.thread if name in said), "")
-
-    def stable(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """The messages, system texts without their volatile parts."""
-        if not self.volatile:
-            return messages
-        return tuple(replace(m, text=self._stable(m.text)) if m.role == "system" else m for m in messages)
+    def mark(self, request: Request, headers: Mapping[str, str]) -> Request:
+        """The request with what it says of itself, its volatile parts gone."""
+        places = dict.fromkeys((*self.thread, *self.kept))
+        said = {place: text for place in places if (text := _find(place, request, headers))}
+        thread = next((said[place] for place in self.thread if place in said), "")
+        messages = request.messages
+        if self.volatile:
+            messages = tuple(replace(m, text=self._stable(m.text)) if m.role == "system" else m for m in messages)
+        return replace(request, messages=messages, signals=said, thread=thread)
 
     def _stable(self, text: str) -> str:
         for pattern in self.volatile:
@@ -40,18 +45,35 @@ class Signals:
         return text
 
 
+def _find(place: str, request: Request, headers: Mapping[str, str]) -> str:
+    place, _, inner = place.partition("#")
+    source, _, name = place.partition(":")
+    value: Any = headers.get(name) if source == "header" else _walk(request.ignored, name)
+    if inner:
+        try:
+            value = _walk(orjson.loads(value), inner) if isinstance(value, str) else None
+        except orjson.JSONDecodeError:
+            return ""
+    if isinstance(value, dict | list):
+        value = orjson.dumps(value).decode()
+    return "" if value is None else str(value)[:_LONGEST]
+
+
+def _walk(value: Any, path: str) -> Any:
+    for key in path.split("."):
+        value = cast("dict[str, Any]", value).get(key) if isinstance(value, Mapping) else None
+    return value
+
+
 DEFAULT = Signals(
-    thread=("x-claude-code-agent-id", "thread-id", "x-session-id"),
+    thread=("header:x-claude-code-agent-id", "header:thread-id", "header:x-session-id"),
     kept=(
-        "x-claude-code-session-id",
-        "x-claude-code-parent-agent-id",
-        "x-claude-code-request-class",
-        "x-claude-code-agent-type",
-        "x-claude-code-compaction",
-        "x-openai-subagent",
-        "x-codex-parent-thread-id",
-        "x-codex-turn-metadata",
-        "x-codex-window-id",
-        "x-parent-session-id",
+        "header:x-claude-code-session-id",
+        "header:x-claude-code-parent-agent-id",
+        "header:x-claude-code-request-class",
+        "header:x-openai-subagent",
+        "header:x-codex-parent-thread-id",
+        "header:x-codex-turn-metadata#request_kind",
+        "header:x-parent-session-id",
     ),
 )
