@@ -188,3 +188,90 @@ def test_reasoning_that_the_prompt_opens_is_split_off():
 def test_any_ids_parse(ids):
     parsed = RENDERER.parse(np.array(ids, np.int32), tools=True)
     assert isinstance(parsed.text, str)
+
+
+FORGETFUL = """{%- set ns = namespace(last=-1) -%}
+{%- for m in messages %}{% if m.role == "user" %}{% set ns.last = loop.index0 %}{% endif %}{% endfor -%}
+{%- if tools %}{{ "<|im_start|>system\n" + (tools | tojson) + "<|im_end|>\n" }}{% endif -%}
+{%- for m in messages -%}
+{%- if m.role == "system" and not loop.first %}{{ raise_exception("system must come first") }}{% endif -%}
+{{ "<|im_start|>" + ("user" if m.role == "tool" else m.role) + "\n" }}
+{%- if m.role == "assistant" -%}
+{%- set thought = m.reasoning_content or "" -%}
+{%- if loop.index0 > ns.last and (loop.last or thought) %}{{ "<think>\n" + thought + "\n</think>\n\n" }}{% endif -%}
+{%- endif -%}
+{{ m.content }}
+{%- for call in m.tool_calls or [] -%}
+{{ "<tool_call>\n" + (call.function | tojson) + "\n</tool_call>" }}
+{%- endfor -%}
+{{ "<|im_end|>\n" }}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ "<|im_start|>assistant\n" }}{% endif -%}"""
+"""Drops the reasoning of all turns before the last user message, adds an empty block to the last one."""
+
+THOUGHT = Message("assistant", "yes", reasoning="hm")
+CALLED = Message("assistant", "", (ToolCall("call_1", "bash", "{}"),), reasoning="hm")
+
+
+@pytest.mark.parametrize("after", [Message("user", "more"), Message("tool", "out", call_id="call_1")])
+@pytest.mark.parametrize("previous", [THOUGHT, CALLED])
+def test_a_template_that_forgets_reasoning_is_appended_to_all_the_same(previous, after):
+    renderer = TemplateRenderer(make_tokenizer(FORGETFUL))
+    suffix = renderer.extend(previous, END, [after], TOOLS)
+    assert suffix is not None
+    role = "user"
+    expected = f"\n<|im_start|>{role}\n{after.text}<|im_end|>\n<|im_start|>assistant\n"
+    assert TOKENIZER.decode(suffix.ids) == expected
+
+
+def test_where_the_template_decides_a_new_question_starts_a_branch():
+    renderer = TemplateRenderer(make_tokenizer(FORGETFUL), thinking="template")
+    assert renderer.extend(CALLED, END, [Message("tool", "out", call_id="call_1")], TOOLS) is not None
+    assert renderer.extend(THOUGHT, END, [Message("user", "more")], ()) is None
+    whole = renderer.start([Message("user", "go"), THOUGHT, Message("user", "more")], ())
+    assert "hm" not in TOKENIZER.decode(whole.ids)
+
+
+def test_a_late_system_message_is_a_users_where_the_template_wants_it_first():
+    renderer = TemplateRenderer(make_tokenizer(FORGETFUL))
+    talk = [Message("system", "a"), Message("system", "b"), Message("user", "c")]
+    assert TOKENIZER.decode(renderer.start(talk, ()).ids).count("<|im_start|>system") == 1
+    suffix = renderer.extend(THOUGHT, END, [Message("system", "notice")], ())
+    assert suffix is not None
+    assert "<|im_start|>user\nnotice" in TOKENIZER.decode(suffix.ids)
+    assert RENDERER.extend(THOUGHT, END, [Message("system", "notice")], ()) is not None
+    assert "<|im_start|>system\nnotice" in TOKENIZER.decode(
+        RENDERER.extend(THOUGHT, END, [Message("system", "notice")], ()).ids
+    )
+
+
+@pytest.mark.parametrize("text", ["\ufdd1", "a\ufdd1\ufdd0b", '{"x": "\ufdd1"}'])
+def test_our_own_marks_in_a_text_mark_nothing(text):
+    talk = [Message("user", text), Message("assistant", text), Message("tool", text, call_id=text)]
+    whole = RENDERER.start(talk, TOOLS)
+    more = RENDERER.extend(Message("assistant", text), END, talk[2:], TOOLS)
+    assert more is not None
+    assert whole.ids[-len(more.ids) :].tolist() == more.ids.tolist()
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, FORGETFUL, GROUPING])
+def test_the_declarations_are_read_once_a_context_not_once_a_call(template):
+    """A suffix is rendered with a stub of the tools; it is the same as with all of them."""
+    many = [
+        {"type": "function", "function": {"name": f"f{n}", "description": "d" * 50, "parameters": {"type": "object"}}}
+        for n in range(20)
+    ]
+    renderer = TemplateRenderer(make_tokenizer(template))
+    talk = [Message("user", "u"), CALLED, Message("tool", "out", call_id="call_1")]
+    suffix = renderer.extend(talk[1], END, talk[2:], many)
+    whole = renderer.start(talk, many)
+    assert suffix is not None
+    assert whole.ids[-len(suffix.ids) :].tolist() == suffix.ids.tolist()
+
+
+def test_stop_texts_cut_at_the_id_that_completes_them():
+    output = np.array(TOKENIZER.encode("one é STOP two", add_special_tokens=False), np.int32)
+    parsed = RENDERER.parse(output, tools=(), stops=("two", "STOP"))
+    assert (parsed.text, parsed.stop) == ("one é ", "STOP")
+    assert TOKENIZER.decode(output[: parsed.kept]) == "one é STOP"
+    assert RENDERER.parse(output, tools=(), stops=("nothing",)).stop == ""
