@@ -1,0 +1,74 @@
+"""One training step from a real harness and a scripted model: what the tests of all of them share."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from running import lines, qwengyre
+
+from qwengyre.gateway.journal import CallLog, read_calls, rebuild
+from qwengyre.observe.rebuild import check
+from qwengyre.trajectory.tree import Tree
+
+CONFIG = """
+[run]
+steps = 1
+[model]
+name = "tiny-long"
+[engine]
+kind = "scripted"
+args = {{ script = "{script}" }}
+[harness]
+kind = "{kind}"
+[sandbox]
+memory_mb = 3072
+pids = 256
+[rl]
+groups_per_step = 1
+group_size = 2
+max_tokens = 512
+[trainer]
+max_sequence = 65536
+microstep_tokens = 65536
+"""
+
+
+def train(folder: Path, kind: str, script: str) -> Path:
+    """The run folder of one step of two executions of `Create a folder named ...`; installs the harness first."""
+    (folder / "script.toml").write_text(script)
+    (folder / "run.toml").write_text(CONFIG.format(script=folder / "script.toml", kind=kind))
+    done = qwengyre("train", str(folder / "run.toml"), "--run-dir", str(folder / "run"), timeout_s=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "run"
+
+
+def scores(run_dir: Path) -> dict[str, float]:
+    """Execution -> score; all of them ended by themselves."""
+    found = {line["execution"]: line["score"] for line in lines(run_dir / "scores.jsonl")}
+    for execution in found:
+        folder = run_dir / "executions" / execution
+        ended: dict[str, Any] = json.loads((folder / "ending.json").read_text())
+        assert ended["ending"] == "finished", (ended, (folder / "harness.log").read_text()[-3000:])
+    return found
+
+
+def journals(run_dir: Path) -> list[tuple[Tree, CallLog]]:
+    """Tree and recorded calls of each execution: sealed, delivered, each with ids and log-probs."""
+    found: list[tuple[Tree, CallLog]] = []
+    for path in sorted((run_dir / "calls").glob("*.calls")):
+        tree, log = rebuild(path), read_calls(path)
+        assert log.sealed
+        assert log.delivered == {call.call for call in log.calls}
+        assert all(call.output.size and call.output.size == call.logprobs.size for call in log.calls)
+        found.append((tree, log))
+    return found
+
+
+def trained(run_dir: Path) -> int:
+    """The step had a gradient and recomputed log-probs agree; returns the calls that were compared."""
+    (row,) = lines(run_dir / "metrics.jsonl")
+    assert row["actor/grad_norm"] > 0
+    found = check(run_dir)
+    assert not found.missing
+    assert found.largest < 1e-3
+    return found.calls
