@@ -8,7 +8,7 @@ from tqdm.std import tqdm
 from qwengyre.types import Phase, Progress
 
 
-def bar(what: str, progress: Progress) -> type[tqdm]:
+def bar(what: str, progress: Progress) -> type[Any]:
     """A class for `snapshot_download(tqdm_class=...)`, which makes three bars: files, bytes received, bytes written.
 
     The last is told; its total grows while sizes become known.
