@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from qwengyre.cluster.foresee import check_kinds, unmapped, unseen
 from qwengyre.config import Config
 from qwengyre.errors import ConfigError, MachineError
 from qwengyre.execution.sandboxes.base import Enforcement
@@ -40,10 +41,14 @@ def prepare(config: Config, scratch: Path, progress: Progress) -> Prepared:
     from qwengyre.trainer.shape import tree_depth
 
     plan_of(config)
+    check_kinds(config)
     _check_port(config.gateway.port)
     sandboxes.check_images(config.sandbox.images)
     enforcement = sandboxes.build(config.sandbox.kind, run_id="check", scratch=scratch).check()
     tasks = tasks_of(config, scratch)
+    for warning in (unmapped(tasks, config.sandbox.images), unseen(config.harness, config.sandbox)):
+        if warning:
+            progress(Phase(f"WARNING: {warning}", over=True))
     if evaluates(config):
         eval_tasks_of(config, scratch)
     needs = harnesses.needs(config.harness.kind)
