@@ -52,6 +52,6 @@ def test_a_program_on_no_path_is_a_warning(tmp_path: Path) -> None:
     "given", [Config(engine=Engine(kind="embeded")), Config(trainer=Trainer(kind="touch"))], ids=["engine", "trainer"]
 )
 def test_an_engine_or_trainer_that_nobody_knows(given: Config) -> None:
-    with pytest.raises(ConfigError, match="is unknown: did you mean '(embedded|torch)'"):
+    with pytest.raises(ConfigError, match=r"is unknown: did you mean '(embedded|torch)'"):
         check_kinds(given)
     check_kinds(Config(engine=Engine(kind="my.module:Engine")))
