@@ -82,7 +82,7 @@ def read(folder: Path, limits: Limits) -> Query:
 
 def _folders(path: Path) -> list[Path]:
     if not path.is_dir():
-        raise TaskError(f"tasks.path={path}: no such folder: expected a task folder or a folder of them")
+        raise TaskError(f"tasks.path={path}: no such folder in {Path.cwd()}: expected a task folder or a folder of them")
     if (path / "task.toml").exists():
         return [path]
     parts = ("task.toml", "instruction.md", "tests", "solution")
