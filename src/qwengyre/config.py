@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from qwengyre.errors import ConfigError, nearest
 
@@ -153,6 +153,13 @@ class Trainer(Section):
     max_sequence: int = Field(default=2048, ge=32)
     """Longest trajectory that can be trained; the window served is the least of model, engine and this."""
 
+    @field_validator("clip")
+    @classmethod
+    def _bounds(cls, clip: tuple[float, float] | str) -> tuple[float, float] | str:
+        if isinstance(clip, tuple) and not 0 <= clip[0] <= 1 <= clip[1]:
+            raise ValueError("expected [low, high] with 0 <= low <= 1 <= high")
+        return clip
+
 
 class Engine(Section):
     """`kind`: `embedded` or a dotted path. `args` pass through to it."""
@@ -213,6 +220,13 @@ class Cluster(Section):
     """All cells have a place in a joined cluster within this, or the run does not start."""
 
 
+class Observe(Section):
+    """What else hears of a run. The plain files of the run folder are always written."""
+
+    tensorboard: bool = False
+    """The same numbers in `tensorboard/` of the run folder."""
+
+
 class Config(Section):
     """The whole configuration; `config.toml` in a run folder is this, resolved."""
 
@@ -231,6 +245,7 @@ class Config(Section):
     checkpoint: Checkpoint = Checkpoint()
     gateway: Gateway = Gateway()
     cluster: Cluster = Cluster()
+    observe: Observe = Observe()
 
 
 Tree = TypeVar("Tree", bound=BaseModel)
@@ -292,17 +307,11 @@ def _read(file: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError, PermissionError) as error:
         raise ConfigError(f"{file} is not a TOML file: {error}") from None
     values.pop("schema_version", None)
+    if isinstance(harness := values.get("harness"), dict):
+        _take_in(cast("dict[str, Any]", harness).get("files"), file)
     return values
 
 
-def _override(word: str) -> dict[str, Any]:
-    key, equals, text = word.partition("=")
-    parts = key.split(".")
-    if isinstance(harness := values.get("harness"), dict):
-        _take_in(cast("dict[str, Any]", harness).get("files"), file)
-    if not equals or len(parts) < 2:
-        raise ConfigError(f"'{word}' is neither a file that exists nor section.key=value")
-    try:
 def _take_in(files: Any, beside: Path) -> None:
     """`{ path = "..." }` in harness.files becomes the text of that file, so that a run folder holds all of it."""
     for name, value in cast("dict[str, Any]", files if isinstance(files, dict) else {}).items():
@@ -317,6 +326,12 @@ def _take_in(files: Any, beside: Path) -> None:
                 ) from None
 
 
+def _override(word: str) -> dict[str, Any]:
+    key, equals, text = word.partition("=")
+    parts = key.split(".")
+    if not equals or len(parts) < 2:
+        raise ConfigError(f"'{word}' is neither a file that exists nor section.key=value")
+    try:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         value = text  # an unquoted string

@@ -7,11 +7,11 @@ import os
 import sys
 import traceback
 
-from qwengyre.cli import inspect, machine, sim, train
+from qwengyre.cli import evaluate, inspect, machine, sim, train
 from qwengyre.cli.shared import app
 from qwengyre.errors import QwenGyreError
 
-__all__ = ["app", "inspect", "machine", "main", "sim", "train"]
+__all__ = ["app", "evaluate", "inspect", "machine", "main", "sim", "train"]
 
 ORDER = ("sim", "train", "eval", "inspect", "doctor")
 """Of `--help`: as a newcomer needs them."""

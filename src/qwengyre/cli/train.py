@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from qwengyre.cli.shared import Words, app, configured, out
 from qwengyre.config import Config
@@ -34,7 +35,8 @@ def train(
     if dry_run:
         _dry_run(config, folder.path)
         return
-    _train(config, folder, resume)
+    launch(config, folder, resume=resume, told=out)
+    _tell(folder.path)
 
 
 def _dry_run(config: Config, folder: Path) -> None:
@@ -56,23 +58,26 @@ def _dry_run(config: Config, folder: Path) -> None:
     )
 
 
-def _train(config: Config, folder: "RunFolder", resume: bool) -> None:
+def launch(config: Config, folder: "RunFolder", *, resume: bool, told: Console) -> None:
+    """The run, from its folder to its summary. `told`: where its progress goes."""
     from qwengyre.cluster import token
     from qwengyre.cluster.prepare import prepare
     from qwengyre.observe.phases import phases
     from qwengyre.observe.progress import view
+    from qwengyre.observe.trackers import Tracked, tracker
 
-    out.print(f"run folder {folder.path}", soft_wrap=True, markup=False)
-    with tempfile.TemporaryDirectory(prefix="qwengyre-") as scratch, phases(out) as told:
-        prepared = prepare(config, Path(scratch), told)
-    out.print(f"sandbox {config.sandbox.kind}: {prepared.enforcement}", soft_wrap=True)
+    beside = tracker(folder.path, tensorboard=config.observe.tensorboard)
+    told.print(f"run folder {folder.path}", soft_wrap=True, markup=False)
+    with tempfile.TemporaryDirectory(prefix="qwengyre-") as scratch, phases(told) as progress:
+        prepared = prepare(config, Path(scratch), progress)
+    told.print(f"sandbox {config.sandbox.kind}: {prepared.enforcement}", soft_wrap=True)
     folder.claim(config, resume=resume)
     token.protect(config.cluster.address)
     from qwengyre.cluster import ray
 
     cells = config.cells.count + config.cells.standalone
-    out.print(f"starting Ray, the gateway, a sandbox box and {cells} cell{'s' * (cells != 1)} on this machine ...")
-    shown = view(out)
+    told.print(f"starting Ray, the gateway, a sandbox box and {cells} cell{'s' * (cells != 1)} on this machine ...")
+    shown = Tracked(view(told), beside) if beside else view(told)
     try:
         ray.train(config, folder, prepared, view=shown)
     except KeyboardInterrupt:
@@ -81,7 +86,6 @@ def _train(config: Config, folder: "RunFolder", resume: bool) -> None:
     finally:
         shown.close()
         folder.release()
-    _tell(folder.path)
 
 
 def _tell(run_dir: Path) -> None:

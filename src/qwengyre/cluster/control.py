@@ -177,7 +177,7 @@ class Control:
             "placed": state.ended + state.waterlevel - state.queued,
             "ended": state.ended,
             "evaluation": self._evaluating(state),
-            "evaluations": self._evaluations.rows,
+            "evaluations": self._evaluations.heads,
             "to_evaluate": state.plan.evaluations.left(state.step, state.plan.steps, state.evaluated),
             "endings": dict(self._endings),
             "backlog": [len(world.training.ledger.pending), len(world.training.ledger.claimed)],

@@ -63,6 +63,11 @@ class Evaluations:
         mend(self.path)
         self.rows = lines(self.path)
 
+    @property
+    def heads(self) -> list[Row]:
+        """The rows without their tasks."""
+        return [{name: value for name, value in row.items() if name != "tasks"} for row in self.rows]
+
     def begin(self, action: Evaluate, at: float) -> None:
         """An evaluation begins."""
         self._begun[action.evaluation] = action, at

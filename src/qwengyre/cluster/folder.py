@@ -11,7 +11,7 @@ from qwengyre import config as configuration
 from qwengyre.config import Config
 from qwengyre.errors import ConfigError, MachineError
 
-FREE_ON_RESUME = {"cluster", "checkpoint", "gateway"}
+FREE_ON_RESUME = {"cluster", "checkpoint", "gateway", "observe"}
 """Sections that may differ between a run and its resume: they do not touch what is trained."""
 
 
