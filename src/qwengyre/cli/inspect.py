@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qwengyre.cli.shared import app, out
+from qwengyre.errors import JournalError
 
 if TYPE_CHECKING:
     from qwengyre.observe.ending import Course
@@ -27,12 +28,15 @@ def inspect(
 
 
 def course_of(run_dir: Path) -> "Course":
-    """What the journal of a run says of its cells."""
+    """What the journal of a run says of its cells; only a note where another version of the program wrote it."""
     from qwengyre.cluster.journal import read, read_plan
-    from qwengyre.observe.ending import course
+    from qwengyre.observe.ending import Course, course
 
     path = run_dir / "journal.jsonl"
-    return course(read_plan(path), (entry.event for entry in read(path)))
+    try:
+        return course(read_plan(path), (entry.event for entry in read(path)))
+    except (JournalError, OSError, ValueError) as error:
+        return Course(note=f"no timeline: {error}")
 
 
 def _waiting(run_dir: Path) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwengyre.gateway.journal import CallLog, read_calls, rebuild
-from qwengyre.trajectory.roles import AUXILIARY, LeafRole, roles
+from qwengyre.trajectory.roles import AUXILIARY, MAIN, LeafRole, roles
 from qwengyre.trajectory.select import Pick, rng_for, select, trainable
 from qwengyre.trajectory.tree import Tree
 from qwengyre.types import ExecutionId
@@ -44,14 +44,14 @@ class Selection:
             yield f"not taken: leaf {leaf}: {self._why_not(leaf, left)}"
 
     def _why(self, pick: Pick, left: Sequence[int]) -> str:
-        evidence = self.roles[pick.leaf].evidence
+        evidence = f" ({self.roles[pick.leaf].evidence})" if pick.role != MAIN else ""
         rivals = [leaf for leaf, (role, _) in self.roles.items() if role == pick.role]
         tokens = {leaf: sum(left[row] for row in self.tree.path(leaf)) for leaf in rivals}
         drawn = {leaf: count for leaf, count in tokens.items() if count}
         if len(drawn) == 1:
-            return f"{pick.role}, the only leaf of its class with tokens left ({evidence})"
+            return f"{pick.role}, the only leaf of its class with tokens left{evidence}"
         whole = sum(drawn.values())
-        return f"{pick.role}, drawn among {len(drawn)} leaves with chance {pick.tokens}/{whole} ({evidence})"
+        return f"{pick.role}, drawn among {len(drawn)} leaves with chance {pick.tokens}/{whole}{evidence}"
 
     def _why_not(self, leaf: int, left: Sequence[int]) -> str:
         role, evidence = self.roles[leaf]

@@ -31,6 +31,8 @@ class Course:
 
     timeline: Timeline = field(default_factory=Timeline)
     uses: list[Use] = field(default_factory=list[Use])
+    note: str = ""
+    """Why there is nothing."""
 
 
 def course(plan: Plan, events: Iterable[Event]) -> Course:
@@ -53,6 +55,8 @@ def summary_lines(run_dir: Path, found: Course, width: int = 100) -> Iterator[st
     yield from _held_out(summary.get("held_out"))
     yield ""
     yield from found.timeline.draw(width, found.timeline.ready)
+    if found.note:
+        yield found.note
     yield ""
     yield from _uses(found.uses)
     yield from _moves(summary["moves"])
@@ -141,8 +145,9 @@ def _selected(chosen: Selection, run_dir: Path) -> Iterator[str]:
     score = scores.get(str(chosen.execution))
     said = f", {score['task']}, {score['verdict']} {score['score']:.3f}" if score else ""
     leaves, calls = len(chosen.roles), len(chosen.log.calls)
+    none = ", the longest of those that did not branch" if leaves == 1 else ""
     branching = f"{counted(leaves, 'branch', 'es')} in {counted(chosen.threads, 'thread')}"
-    yield _row("selected", f"of execution {chosen.execution}{said}: {counted(calls, 'call')}, {branching}")
+    yield _row("selected", f"of execution {chosen.execution}{none}{said}: {counted(calls, 'call')}, {branching}")
     lines = list(chosen.lines())
     yield from (_row("", line) for line in lines[:LEAVES])
     if len(lines) > LEAVES:
@@ -178,8 +183,11 @@ def _next(run_dir: Path, config: dict[str, Any], chosen: Selection | None) -> It
     commands = [(f"qwengyre inspect {folder} {chosen.execution}", "its tree, and each call")] if chosen else []
     if model:
         merged = " trainer.lora_rank=0" if adapter else ""
-        commands.append((f"qwengyre train {folder}/config.toml model.name={model}{merged}", "goes on from this model"))
-    commands.append((f"qwengyre inspect {folder}", "this summary, and every step and execution"))
+        again = f"{folder}/config.toml model.name={model}{merged}"
+        commands.append((f"qwengyre eval {again}", "scores it on held-out tasks"))
+        commands.append((f"qwengyre train {again}", "a new run that begins with it"))
+    else:
+        commands.append((f"qwengyre inspect {folder}", "this summary, and every step and execution"))
     for number, (command, why) in enumerate(commands):
         yield _row("" if number else "try next", f"{command}   # {why}")
 
