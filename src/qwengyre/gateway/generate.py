@@ -52,6 +52,8 @@ class Generation:
     def __init__(self, execution: str, tree: Tree, shared: Shared, note: Callable[[], None]) -> None:
         self._execution, self._tree, self._shared, self._note = execution, tree, shared, note
         self.sealing = False
+        self.temperature = shared.sampling.temperature
+        """The run's, unless the execution was opened with its own; 0: greedy."""
         self._kept: dict[int, tuple[str, str]] = {}
         """Sampled row -> (engine URL, request) that knows the path to it."""
         self._sums: dict[int, int] = {ROOT: 0}
@@ -91,7 +93,7 @@ class Generation:
             "token_ids": np.concatenate([*self._between(row, call.prompt.parent), call.prompt.suffix, call.output]),
             "sampling_params": {
                 "max_tokens": call.budget - call.tokens,
-                "temperature": shared.sampling.temperature,
+                "temperature": self.temperature,
                 "stop_token_ids": list(shared.renderer.stop_ids),
                 "seed": _seed(shared.seed, self._execution, call.number, call.tokens),
                 "logprobs": 0,

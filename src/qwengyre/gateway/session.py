@@ -60,7 +60,7 @@ class Session:
         self._journal = Journal(path, shared.writer, log.size)
         self.token: bytes = log.meta.get("token", b"")
         """Digest of the token that the journal was opened with."""
-        self._temperature: float = log.meta.get("temperature", shared.sampling.temperature)
+        self._generation.temperature = log.meta.get("temperature", shared.sampling.temperature)
         self._new = not log.meta
         for call in log.calls:
             self._replay(call, call.call in log.delivered)
@@ -70,9 +70,9 @@ class Session:
         if self._new:
             self._new, self.token, shared = False, token, self._shared
             if temperature is not None:
-                self._temperature = temperature
-            facts = {"renderer": shared.renderer.digest, "window": shared.window, "temperature": self._temperature}
-            facts["at"] = time.time()
+                self._generation.temperature = temperature
+            facts = {"renderer": shared.renderer.digest, "window": shared.window, "at": time.time()}
+            facts["temperature"] = self._generation.temperature
             await self._journal.opened(self.execution, token=token, **facts)
 
     async def begin(self, request: Request, head: Head) -> Call:
@@ -214,7 +214,7 @@ class Session:
         calls = tuple(ToolCall(f"call_{secrets.token_hex(12)}", *c) for c in parsed.calls)
         chain = self._index.answer_chain(prompt, parsed.text, calls)
         call.timings["done"] = time.time()
-        record = model_call(call, prompt, parsed, calls, chain, self._temperature)
+        record = model_call(call, prompt, parsed, calls, chain, self._generation.temperature)
         self._generation.grown(call, self._add(record))
         return record
 
