@@ -1,7 +1,11 @@
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from qwengyre.trajectory.roles import AUXILIARY, MAIN, roles
+from qwengyre import profiles
+from qwengyre.trajectory.roles import AUXILIARY, KNOWN, MAIN, roles
 from qwengyre.trajectory.tree import ROOT, Tree
 from qwengyre.types import Kind, ModelCall, Segment, Stretch
 
@@ -66,3 +70,73 @@ def test_without_requests_all_leaves_are_main():
     tree = Tree()
     leaf = tree.add_call(call(0, ROOT, BODIES[0]))[-1]
     assert roles(tree)[leaf].role == MAIN
+
+
+def said(role: str, text: str) -> dict:
+    """A message as the journal holds it."""
+    return {"role": role, "text": text}
+
+
+def test_a_recorded_system_text_is_read_too():
+    tree, first = Tree(), call(0, ROOT, {"messages": [said("system", TITLE)]})
+    leaf = tree.add_call(first)[-1]
+    assert roles(tree, [first])[leaf].role == AUXILIARY
+
+
+@pytest.mark.parametrize(
+    "place", ["header:x-claude-code-agent-id", "header:x-openai-subagent", "header:x-parent-session-id"]
+)
+def test_a_signal_names_a_sub_agent(place):
+    tree = Tree()
+    calls = [call(0, ROOT, {"messages": []}), call(1, ROOT, {"messages": [], "signals": {place: "a1"}})]
+    main, sub = (tree.add_call(c)[-1] for c in calls)
+    found = roles(tree, calls)
+    assert (found[main].role, found[sub].role) == (MAIN, "sub-agent")
+    assert place in found[sub].evidence
+
+
+def test_a_sub_agent_is_told_what_a_tool_call_said_and_a_summary_only_quotes_it():
+    task = "Write the file sub.txt."
+    giver = replace(call(0, ROOT, {}), response={"calls": [{"arguments": json.dumps({"prompt": task, "n": 1})}]})
+    told = call(1, ROOT, {"messages": [said("user", f"Start-up parts.\n{task}")]})
+    quoted = call(2, ROOT, {"messages": [said("user", f"So far: {task} And then more.")]})
+    tree = Tree()
+    leaves = [tree.add_call(c)[-1] for c in (giver, told, quoted)]
+    found = roles(tree, [giver, told, quoted])
+    assert [found[leaf].role for leaf in leaves] == [MAIN, "sub-agent", MAIN]
+    assert "call 0" in found[leaves[1]].evidence
+
+
+def test_summaries_by_signal_by_instruction_and_by_missing_tools():
+    kind = "header:x-codex-turn-metadata#request_kind"
+    instruction = said("user", "CRITICAL: Respond with TEXT ONLY.")
+    tree, first = Tree(), call(0, ROOT, {"tools": [{}], "messages": [said("user", "Fix it.")]})
+    root = tree.add_call(first)[-1]
+    calls = [
+        first,
+        call(1, root, {"messages": [said("tool", "x"), instruction]}),
+        call(2, ROOT, {"tools": [{}], "messages": [], "signals": {kind: "compaction"}}),
+        call(3, ROOT, {"tools": [], "messages": [said("user", "The transcript.")]}),
+        call(4, ROOT, {"tools": [{}], "messages": [], "signals": {kind: "turn"}}),
+    ]
+    leaves = [tree.add_call(c)[-1] for c in calls[1:]]
+    found = roles(tree, calls)
+    assert [found[leaf].role for leaf in leaves] == ["main-summary"] * 3 + [MAIN]
+
+
+def test_a_harness_that_never_has_tools_writes_no_summaries():
+    calls = [call(n, ROOT, {"tools": [], "messages": [said("user", "Fix it.")]}) for n in range(2)]
+    tree = Tree()
+    leaves = [tree.add_call(c)[-1] for c in calls]
+    assert {roles(tree, calls)[leaf].role for leaf in leaves} == {MAIN}
+
+
+def test_the_table_holds_what_the_profiles_say():
+    for profile in map(profiles.read, profiles.names()):
+        assert set(profile.signals.sub_agent) <= set(KNOWN.sub_agents), profile.name
+        for place in profile.signals.kind:
+            summaries = tuple(kind for kind, role in profile.signals.kinds.items() if role == "summary")
+            assert KNOWN.kinds[place] == summaries
+        for marker in profile.markers:
+            where = {"auxiliary": KNOWN.auxiliary, "summary": KNOWN.summaries + KNOWN.asked}[marker.role]
+            assert marker.where == "no_tools" or any(marker.pattern in pattern for pattern in where), profile.name
