@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
-def sim(  # noqa: PLR0913: one parameter an option
+def sim(  # noqa: PLR0913
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="WORKLOAD|section.key=value", help="A JSON file, or a shipped workload's name."),
