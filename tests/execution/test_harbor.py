@@ -23,6 +23,7 @@ keywords = ["k"]
 [metadata]
 anything = {goes = [1, 2]}
 remove_before_grading = ["conftest.py"]
+category = "files"
 [agent]
 timeout_sec = 30.5
 network_mode = "no-network"
@@ -76,6 +77,7 @@ def test_a_full_task(write: Callable[..., Path]) -> None:
     assert query.limits == Limits(30.5, 200, 20, 300, 64, 500)
     assert (query.env, query.verifier_env) == ({"A": "x"}, {"SEED": "7"})
     assert query.metadata["remove_before_grading"] == ("conftest.py",)
+    assert query.metadata["kind"] == "files"
 
 
 def test_older_spellings_and_what_is_left_out(write: Callable[..., Path]) -> None:

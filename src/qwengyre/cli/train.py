@@ -56,6 +56,10 @@ def _dry_run(config: Config, folder: Path) -> None:
         f"cells: {plan.cells} elastic, {plan.standalone} standalone",
         soft_wrap=True,
     )
+    if (rule := plan.evaluations).count:
+        said = {"before": rule.before, f"every {rule.every} steps": rule.every, "after": rule.after}
+        moments = ", ".join(moment for moment, is_due in said.items() if is_due)
+        out.print(f"eval      {moments}: {rule.count} executions of {config.eval.count} tasks each")
 
 
 def launch(config: Config, folder: "RunFolder", *, resume: bool, told: Console) -> None:

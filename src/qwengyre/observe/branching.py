@@ -57,6 +57,8 @@ class Selection:
         role, evidence = self.roles[leaf]
         if role == AUXILIARY:
             return f"auxiliary, never trained ({evidence})"
+        if self.execution.evaluation >= 0:
+            return f"{role}, of an evaluation, never trained"
         tokens = sum(left[row] for row in self.tree.path(leaf))
         if not tokens:
             return f"{role}, all that trains on its path is in the trajectories above"

@@ -14,12 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from qwengyre.errors import ConfigError
-from qwengyre.gateway.journal import CallLog, read_calls
+from qwengyre.gateway.journal import read_calls
 from qwengyre.gateway.journal import rebuild as rebuild_tree
 from qwengyre.observe.branching import selection
 from qwengyre.observe.lines import evaluation_line, move_line
 from qwengyre.trajectory.tree import Tree
-from qwengyre.types import ModelCall, Stretch
+from qwengyre.types import ExecutionId, ModelCall, Stretch
 
 TEXT = 160
 """Characters of a message that are shown."""
@@ -93,17 +93,17 @@ def _execution(out: Console, run_dir: Path, name: str) -> None:
         said = f"{score['task']}, {score['ending']}, {score['verdict']} {score['score']:.3f} {score['reason']}"
         out.print(f"{name}: {said}", soft_wrap=True, markup=False)
     out.print(f"{len(log.calls)} calls, {tree.num_tokens} distinct tokens, {'sealed' if log.sealed else 'open'}")
-    _tree(out, tree, log)
+    _tree(out, tree, trained=ExecutionId.parse(name).evaluation < 0)
     _selection(out, run_dir, path)
     for call in log.calls:
         _call(out, call, delivered=call.call in log.delivered)
 
 
-def _tree(out: Console, tree: Tree, log: CallLog) -> None:
+def _tree(out: Console, tree: Tree, *, trained: bool) -> None:
     table = _table("row", "parent", "kind", "tokens", "from", "call", "weights", "trains")
     for row in range(len(tree)):
         sampled = row in tree.versions
-        trains = ("withheld" if row in tree.withheld else "yes") if sampled else ""
+        trains = ("withheld" if row in tree.withheld else "yes" if trained else "never") if sampled else ""
         table.add_row(
             str(row),
             str(tree.parents[row]),

@@ -65,7 +65,7 @@ def read(folder: Path, limits: Limits) -> Query:
             raise TaskError(f"{folder / name}: {why}: not supported yet, remove it")
     if not (folder / "tests" / "test.sh").is_file():
         raise TaskError(f"{folder}: no tests/test.sh: a task needs the script that writes its reward")
-    metadata = {"folder": str(folder), **_remove(values, file)}
+    metadata = {"folder": str(folder), **_remove(values, file), **_kind(values)}
     return Query(
         name=values.get("task", {}).get("name", folder.name),
         instruction=_instruction(folder / "instruction.md"),
@@ -167,6 +167,13 @@ def _env(values: dict[str, str], file: Path) -> dict[str, str]:
         return found[2]
 
     return {name: re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", default, value) for name, value in values.items()}
+
+
+def _kind(values: dict[str, Any]) -> dict[str, Any]:
+    """`[metadata] kind`, else `category`: what evaluations group tasks by."""
+    metadata = values.get("metadata", {})
+    kind = (metadata.get("kind") or metadata.get("category")) if isinstance(metadata, dict) else None
+    return {"kind": kind} if isinstance(kind, str) else {}
 
 
 def _remove(values: dict[str, Any], file: Path) -> dict[str, Any]:
