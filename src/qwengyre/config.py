@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from qwengyre.errors import ConfigError, nearest
+from qwengyre.wording import expected, foreign
 
 
 class Section(BaseModel):
@@ -275,8 +276,9 @@ def resolve(values: dict[str, Any], kind: type[Tree] = Config) -> Tree:
         path = [str(p) for p in first["loc"]]
         key = ".".join(path)
         if first["type"] == "extra_forbidden":
-            raise ConfigError(f"unknown key '{key}': {nearest(path[-1], _known(path[:-1], kind))}") from None
-        raise ConfigError(f"{key}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+            near = nearest(path[-1], _known(path[:-1], kind))
+            raise ConfigError(f"unknown key '{key}': {foreign(key, values) or near}") from None
+        raise ConfigError(f"{key}={first['input']!r}: {expected(first)}") from None
 
 
 def dump(config: Config) -> str:
@@ -304,7 +306,9 @@ def _read(file: Path) -> dict[str, Any]:
         values = tomllib.loads(file.read_text())
     except FileNotFoundError:
         raise ConfigError(f"no configuration file at {file}: give the path of a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError, PermissionError) as error:
+    except IsADirectoryError:
+        raise ConfigError(f"{file} is a folder: give the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, PermissionError) as error:
         raise ConfigError(f"{file} is not a TOML file: {error}") from None
     values.pop("schema_version", None)
     if isinstance(harness := values.get("harness"), dict):
