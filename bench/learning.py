@@ -34,7 +34,7 @@ NO_LEARNING = "trainer.learning_rate=0"
 
 def main() -> None:
     """Run what is missing, then print tables. Exit code 1 when a run does not show what is asked."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="*", default=[21, 22, 23])
     parser.add_argument("--config", default="examples/demo.toml")
     parser.add_argument("--out", type=Path, default=Path("runs/learning"))
