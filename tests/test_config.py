@@ -47,3 +47,9 @@ def test_a_file_that_is_not_toml_or_not_there_is_one_line(tmp_path: Path) -> Non
 def test_values_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Config().rl.mu = 7  # type: ignore[misc]
+
+
+def test_clip_bounds_lie_around_one():
+    assert load([], ["trainer.loss=ppo", "trainer.clip=[0.5, 2.0]"]).trainer.clip == (0.5, 2.0)
+    with pytest.raises(ConfigError, match=r"trainer\.clip.*0 <= low <= 1 <= high"):
+        load([], ["trainer.clip=[1.2, 2.0]"])

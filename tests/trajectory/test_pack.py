@@ -161,7 +161,7 @@ def test_a_weight_of_a_later_trajectory_stands_at_the_shared_token():
 
 def test_rows_are_flat_where_a_tree_saves_little_or_cannot_be():
     trees = {0: line((1, 40)), 1: line((1, 40))}  # one token in common
-    assert all(not m.parents for m in weigh(0, trees, scored(0, 1), SHARING))
+    assert [m.parents for m in weigh(0, trees, scored(0, 1), replace(SHARING, microstep_tokens=256))] == [()]
     trees = {0: line((40, 10)), 1: line((40, 10))}
     assert all(not m.parents for m in weigh(0, trees, scored(0, 1), replace(SHARING, tree_depth=49)))
     assert [m.parents for m in weigh(0, trees, scored(0, 1), replace(SHARING, tree_depth=50))] == [(-1, 39)]

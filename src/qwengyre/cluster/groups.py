@@ -14,9 +14,20 @@ import numpy as np
 from qwengyre.cluster.record import GroupSummary
 from qwengyre.gateway.journal import read_calls, rebuild
 from qwengyre.schedule.events import Settled
+from qwengyre.trajectory.credit import advantages
 from qwengyre.trajectory.pack import Recipe, pack, sequences
 from qwengyre.trajectory.tree import Tree
 from qwengyre.types import ExecutionId, MicroStep, ModelCall, Settlement, Verdict
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of a weighed group: its trajectories, their tokens in flat rows; member -> its sampled tokens; who trains."""
+
+    trajectories: int
+    flat_tokens: int
+    lengths: dict[int, int]
+    trained: list[int]
 
 
 @dataclass
@@ -29,8 +40,7 @@ class Groups:
     _settled: dict[ExecutionId, Settlement] = field(default_factory=dict[ExecutionId, Settlement])
     _weighed: dict[int, list[MicroStep]] = field(default_factory=dict[int, list[MicroStep]])
     _num_calls: dict[int, int] = field(default_factory=dict[int, int])
-    _flat: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-    """Group -> its trajectories, and their tokens in flat rows."""
+    _sizes: dict[int, "_Sizes"] = field(default_factory=dict[int, "_Sizes"])
 
     def settle(self, event: Settled) -> None:
         """Fold a settlement of the journal; only the first word about an execution counts."""
@@ -49,17 +59,19 @@ class Groups:
     def summary(self, group: int, dispatched_steps: int) -> GroupSummary:
         """What the metrics line of its step says of a weighed group. `dispatched_steps` is its v_d."""
         micro_steps, settled = self._weighed[group], self._members(group)
-        trajectories, flat_tokens = self._flat[group]
+        sizes = self._sizes[group]
         kept = tuple(s.score for s in settled.values() if s.verdict is not Verdict.DROPPED)
         return GroupSummary(
             group=group,
             dispatched_steps=dispatched_steps,
             scores=kept,
             num_dropped=len(settled) - len(kept),
-            trajectories=trajectories,
+            trajectories=sizes.trajectories,
             targets=sum(int(np.count_nonzero(m.weights)) for m in micro_steps),
             calls=self._num_calls[group],
-            flat_tokens=flat_tokens,
+            flat_tokens=sizes.flat_tokens,
+            lengths=tuple(sizes.lengths.values()),
+            trained_lengths=tuple(sizes.lengths[member] for member in sizes.trained),
         )
 
     def verdicts(self) -> dict[str, int]:
@@ -82,5 +94,7 @@ class Groups:
                     trees[member], calls[member] = rebuild(path), log.calls
         self._num_calls[group] = sum(map(len, calls.values()))
         found = sequences(group, trees, settled, self.recipe, calls)
-        self._flat[group] = len(found), sum(len(sequence.ids) for sequence in found)
+        trained = [member for member, advantage in advantages(settled).items() if advantage and member in trees]
+        lengths = {member: tree.num_sampled for member, tree in trees.items()}
+        self._sizes[group] = _Sizes(len(found), sum(len(sequence.ids) for sequence in found), lengths, trained)
         return pack(group, found, self.recipe)

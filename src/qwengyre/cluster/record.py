@@ -21,6 +21,10 @@ class GroupSummary:
     calls: int
     flat_tokens: int = 0
     """Of the trained trajectories, each counted wholly: what would be trained if none shared a prefix."""
+    lengths: tuple[int, ...] = ()
+    """Sampled tokens of each execution that called the model and counts."""
+    trained_lengths: tuple[int, ...] = ()
+    """The same of those that train: their advantage is not 0."""
 
 
 @dataclass
@@ -76,6 +80,10 @@ def sum_moves(rows: list[dict[str, Any]]) -> dict[str, Any]:
     sums = {name: sum(row[name] for row in rows) for name in MOVE_SUMS}
     failed = sum(row["outcome"] != row["role"] for row in rows)
     return {"moves": len(rows), "failed": failed, **sums, "seconds": round(sum(row["seconds"] for row in rows), 3)}
+
+
+def _mean(values: list[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 @dataclass
@@ -137,6 +145,8 @@ class StepRecord:
             "tokens/trained": int(self.sums.get("tokens", 0)),
             "tokens/flat": sum(g.flat_tokens for g in self.groups),
             "tokens/targets": int(self.sums.get("targets", 0)),
+            "length/mean": _mean([n for g in self.groups for n in g.lengths]),
+            "length/trained": _mean([n for g in self.groups for n in g.trained_lengths]),
             "calls": sum(g.calls for g in self.groups),
             "trajectories": sum(g.trajectories for g in self.groups),
             "staleness/max": max(staleness, default=0),

@@ -5,8 +5,6 @@ A token costs a linear term (matrix products) and one that grows with its positi
 
 from collections.abc import Sequence
 
-from qwengyre.types import MicroStep
-
 ATTENTION = 1 / 2048
 """Cost of attending to one token, in that of one token's matrix products: 1 / (2 x width) by the operations of a
 decoder layer. Width 1024 stands for all models: only the balance of micro-steps depends on it."""
@@ -50,11 +48,3 @@ def _greedy(lengths: Sequence[int], shared: Sequence[int], tokens: int, most: fl
             parts.append(range(k, k + 1))
             size, spent = length, cost(0, length)
     return parts
-
-
-def cost_of(micro_step: MicroStep) -> float:
-    """What `cut` balances, of a finished micro-step."""
-    from qwengyre.trajectory.runs import depths, starts
-
-    first = depths(micro_step)[starts(micro_step)].tolist()
-    return sum(cost(at, at + length) for at, length in zip(first, micro_step.lengths, strict=True))

@@ -73,6 +73,11 @@ class Tree:
         """Distinct tokens held, over all branches."""
         return self._ids.size
 
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the model made, trained or not."""
+        return sum(len(self.ids(row)) for row, kind in enumerate(self.kinds) if kind is Kind.SAMPLED)
+
     def add(self, parent: int, kind: Kind, ids: Ids, *, call: int, thread: str, logprobs: Floats | None = None) -> int:
         """Append one row under `parent` and return it. `logprobs` (float32, same length) only for SAMPLED rows."""
         assert ROOT <= parent < len(self), (parent, len(self))
