@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from qwengyre.cluster.foresee import check_kinds, unmapped, unseen
+from qwengyre.cluster.foresee import check_installed, check_kinds, unmapped, unseen
 from qwengyre.config import Config, Engine, Harness, Sandbox, Trainer
-from qwengyre.errors import ConfigError
+from qwengyre.errors import ConfigError, MachineError
 
 
 def tasks(*images: str) -> Any:
@@ -55,3 +55,9 @@ def test_an_engine_or_trainer_that_nobody_knows(given: Config) -> None:
     with pytest.raises(ConfigError, match=r"is unknown: did you mean '(embedded|torch)'"):
         check_kinds(given)
     check_kinds(Config(engine=Engine(kind="my.module:Engine")))
+
+
+def test_a_core_installation_says_what_is_missing_for_a_run() -> None:
+    check_installed()
+    with pytest.raises(MachineError, match=r"missing no_such_package.*`sim` and `inspect`: pip install 'qwengyre\[run"):
+        check_installed(("ray", "no_such_package"))

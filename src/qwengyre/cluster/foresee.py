@@ -1,11 +1,13 @@
 """What would go wrong in every execution of a run, told before it starts. Looks at names and paths only."""
 
 import shutil
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from qwengyre.cluster.cell import ENGINES, TRAINERS
 from qwengyre.config import Config, Harness, Sandbox
-from qwengyre.errors import ConfigError
+from qwengyre.errors import ConfigError, MachineError
 from qwengyre.execution.tasksets.base import TaskSet
 from qwengyre.plugin import check
 
@@ -14,6 +16,19 @@ LOOKED_AT = 256
 SEEN = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 """What a sandbox with the image `host` shows of this machine."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+RUN = ("ray", "torch", "transformers", "starlette", "uvicorn", "httpx", "safetensors", "psutil", "filelock")
+"""What the extra `run` brings, as it is imported."""
+
+
+def check_installed(wanted: Sequence[str] = RUN) -> None:
+    """Looks, without importing. Raises MachineError where only the core is installed."""
+    if missing := [package for package in wanted if find_spec(package) is None]:
+        raise MachineError(
+            f"only a part of qwengyre is installed here (missing {', '.join(missing)}), enough for `sim` and `inspect`: "
+            "pip install 'qwengyre[run,smollm2]', or `make setup` in a checkout"
+        )
 
 
 def check_kinds(config: Config) -> None:

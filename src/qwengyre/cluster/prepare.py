@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qwengyre.cluster.foresee import check_kinds, unmapped, unseen
+from qwengyre.cluster.foresee import check_installed, check_kinds, unmapped, unseen
 from qwengyre.config import Config
 from qwengyre.errors import ConfigError, MachineError
 from qwengyre.execution.sandboxes.base import Enforcement
@@ -41,6 +41,7 @@ def prepare(config: Config, scratch: Path, progress: Progress) -> Prepared:
     from qwengyre.trainer.shape import tree_depth
 
     plan_of(config)
+    check_installed()
     check_kinds(config)
     _check_port(config.gateway.port)
     sandboxes.check_images(config.sandbox.images)
