@@ -26,7 +26,7 @@ def check_installed(wanted: Sequence[str] = RUN) -> None:
     """Looks, without importing. Raises MachineError where only the core is installed."""
     if missing := [package for package in wanted if find_spec(package) is None]:
         raise MachineError(
-            f"only a part of qwengyre is installed here (missing {', '.join(missing)}), enough for `sim` and `inspect`: "
+            f"only the core is installed here (missing {', '.join(missing)}), enough for `sim` and `inspect`: "
             "pip install 'qwengyre[run,smollm2]', or `make setup` in a checkout"
         )
 
