@@ -39,13 +39,12 @@ class TensorBoard:
 
     def write(self, kind: str, rows: list[dict[str, Any]]) -> None:
         """All lines of a file so far; those that came are written, at their step. Raises OSError."""
-        seen = self._seen.get(kind, [])
-        if self._writer is None or rows[: len(seen)] != seen:
-            self._begin(kind)
-            seen = []
+        seen, writer = self._seen.get(kind, []), self._writer
+        if writer is None or rows[: len(seen)] != seen:
+            seen, writer = [], self._begin(kind)
         for row in rows[len(seen) :]:
             for name, value in numbers(row).items():
-                self._writer.add_scalar(name, value, row["step"])
+                writer.add_scalar(name, value, row["step"])
         self._seen[kind] = list(rows)
 
     def close(self) -> None:
@@ -53,8 +52,9 @@ class TensorBoard:
         if self._writer is not None:
             self._writer.close()
 
-    def _begin(self, kind: str) -> None:
-        """What lies in the folder is of steps that are gone, or of an earlier start: all of it comes again."""
+    def _begin(self, kind: str) -> Any:
+        """What lies in the folder is of steps that are gone, or of an earlier start: all of it comes again. Returns the
+        writer; lines of `kind` are the caller's."""
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._writer = self._make(str(self._folder), flush_secs=10)
@@ -62,6 +62,7 @@ class TensorBoard:
         self._seen = {}
         for other, rows in others.items():
             self.write(other, rows)
+        return self._writer
 
 
 class Tracked:
