@@ -163,7 +163,7 @@ async def test_the_summary_tells_the_whole_run_and_is_made_again_from_its_folder
         f"qwengyre inspect {tmp_path} 0-1",
     ):
         assert part in text, (part, text)
-    assert "did not branch" not in text
+    assert "no execution branched" not in text
     commands = lines[next(i for i, line in enumerate(lines) if line.startswith("try next")) :]
     assert len(commands) == 3
     assert all("qwengyre " in line and " # " in line for line in commands)

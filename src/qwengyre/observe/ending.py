@@ -145,9 +145,9 @@ def _selected(chosen: Selection, run_dir: Path) -> Iterator[str]:
     score = scores.get(str(chosen.execution))
     said = f", {score['task']}, {score['verdict']} {score['score']:.3f}" if score else ""
     leaves, calls = len(chosen.roles), len(chosen.log.calls)
-    none = ", the longest of those that did not branch" if leaves == 1 else ""
+    none = "; no execution branched" if leaves == 1 else ""
     branching = f"{counted(leaves, 'branch', 'es')} in {counted(chosen.threads, 'thread')}"
-    yield _row("selected", f"of execution {chosen.execution}{none}{said}: {counted(calls, 'call')}, {branching}")
+    yield _row("selected", f"of execution {chosen.execution}{said}: {counted(calls, 'call')}, {branching}{none}")
     lines = list(chosen.lines())
     yield from (_row("", line) for line in lines[:LEAVES])
     if len(lines) > LEAVES:
