@@ -17,11 +17,12 @@ USUAL = ("elastic", "colocate", "async")
 
 @dataclass(frozen=True)
 class Question:
-    """What is simulated: parameters, and executions from a seed or a trace."""
+    """What is simulated: parameters, and executions from a seed, from a trace, or given."""
 
     workload: Workload
     seed: int = 0
     trace: Path | None = None
+    given: Source | None = None
 
     @cached_property
     def recorded(self) -> Source | None:
@@ -30,7 +31,7 @@ class Question:
 
     def executions(self, plan: Plan) -> Source:
         """The same for every policy."""
-        return self.recorded or Drawn(self.workload, plan, self.seed)
+        return self.given or self.recorded or Drawn(self.workload, plan, self.seed)
 
     def run(self, kind: str, training: int = 1, watch: Watch | None = None) -> Result:
         """One policy. Raises ConfigError for a plan that cannot run."""

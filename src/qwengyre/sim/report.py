@@ -6,8 +6,8 @@ from qwengyre.sim.compare import Answer
 from qwengyre.sim.run import Result
 
 _COLUMNS: tuple[tuple[str, int, Callable[[Result], str]], ...] = (
-    ("hours", 7, lambda r: f"{r.hours:.2f}"),
-    ("h/step", 7, lambda r: f"{r.hours_per_step:.3f}"),
+    ("hours", 7, lambda r: _hours(r.hours)),
+    ("h/step", 7, lambda r: _hours(r.hours_per_step)),
     ("x bound", 8, lambda r: f"{r.hours / r.lower_bound_hours:.2f}" if r.lower_bound_hours else "-"),
     ("tokens", 8, lambda r: _short(r.tokens)),
     ("timed out", 10, lambda r: f"{r.timed_out:.1%}"),
@@ -28,12 +28,16 @@ def table(answers: Sequence[Answer]) -> list[str]:
         cells = (f"{show(answer.result):>{size + 1}}" for _, size, show in _COLUMNS)
         lines.append(f"{answer.label:<{width}}" + "".join(cells))
     bound = answers[0].result.lower_bound_hours
-    lines.append(f"With these executions no policy takes less than {bound:.2f} h (x bound: hours over that).")
+    lines.append(f"With these executions no policy takes less than {_hours(bound)} h (x bound: hours over that).")
     if len(answers) > 1:
         first = min(answers, key=lambda answer: answer.result.hours)
         rest = [f"{x.label} {x.result.hours / first.result.hours:.2f}x" for x in answers if x is not first]
         lines.append(f"Fastest: {first.label}. Hours of the others over its: {', '.join(rest)}.")
     return lines
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.2f}" if hours >= 1 else f"{hours:.3g}"
 
 
 def _short(number: float) -> str:
