@@ -40,12 +40,12 @@ class Selection:
             for row in pick.rows:
                 left[row] = 0
         picked = {pick.leaf for pick in self.picks}
-        for leaf in self.roles.keys() - picked:
+        for leaf in (leaf for leaf in self.roles if leaf not in picked):
             yield f"not taken: leaf {leaf}: {self._why_not(leaf, left)}"
 
     def _why(self, pick: Pick, left: Sequence[int]) -> str:
         evidence = f" ({self.roles[pick.leaf].evidence})" if pick.role != MAIN else ""
-        rivals = [leaf for leaf, (role, _) in self.roles.items() if role == pick.role]
+        rivals = [leaf for leaf, found in self.roles.items() if found.role == pick.role]
         tokens = {leaf: sum(left[row] for row in self.tree.path(leaf)) for leaf in rivals}
         drawn = {leaf: count for leaf, count in tokens.items() if count}
         if len(drawn) == 1:
@@ -54,7 +54,7 @@ class Selection:
         return f"{pick.role}, drawn among {len(drawn)} leaves with chance {pick.tokens}/{whole}{evidence}"
 
     def _why_not(self, leaf: int, left: Sequence[int]) -> str:
-        role, evidence = self.roles[leaf]
+        role, evidence = self.roles[leaf].role, self.roles[leaf].evidence
         if role == AUXILIARY:
             return f"auxiliary, never trained ({evidence})"
         if self.execution.evaluation >= 0:
