@@ -14,7 +14,7 @@ from qwengyre.config import Config, Policy
 from qwengyre.errors import ConfigError, RunError
 
 
-@app.command()
+@app.command(short_help="Score a model on held-out tasks, without training.")
 def eval(
     words: Words,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/eval-<config>-<time>.")] = None,

@@ -22,7 +22,7 @@ MOST_CALLS = 500
 """Executions whose calls are read to see how calls slow each other down."""
 
 
-@app.command()
+@app.command(short_help="Simulate a recorded run: as it was, and as it could be.")
 def replay(
     run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
     words: Annotated[
