@@ -173,3 +173,17 @@ def test_the_live_page_runs_on_a_terminal_and_says_lines_above_itself() -> None:
     view.close()
     assert "a line [with] brackets" in file.getvalue()
     assert "step 2 of 4" in file.getvalue()
+
+
+def test_on_a_low_terminal_fewer_steps_are_shown() -> None:
+    story, told = Story(), status(9.0, step=9, steps=10)
+    story.see(status(0.0))
+    story.see(told)
+    shown = {}
+    for height in (24, 60):
+        file = io.StringIO()
+        Console(file=file, width=100).print(page(story, told, 100, height))
+        shown[height] = file.getvalue().splitlines()
+    assert len(shown[24]) < len(shown[60])
+    assert len(shown[24]) <= 24
+    assert sum(line.endswith("10 s") for line in shown[60]) >= 8

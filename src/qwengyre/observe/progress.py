@@ -122,7 +122,8 @@ class LiveView:
 
     def __call__(self, status: dict[str, Any]) -> None:
         self._story.see(status)
-        self._live.update(page(self._story, status, min(WIDEST, self._live.console.width)))
+        console = self._live.console
+        self._live.update(page(self._story, status, min(WIDEST, console.width), console.height))
 
     def say(self, line: str) -> None:
         """Print a line above the page."""
@@ -133,8 +134,8 @@ class LiveView:
         self._live.stop()
 
 
-def page(story: Story, status: dict[str, Any], width: int) -> Group:
-    """The whole live page. Every line fits into `width`, or is cut there."""
+def page(story: Story, status: dict[str, Any], width: int, height: int = 40) -> Group:
+    """The whole live page. Every line fits into `width`, or is cut there; the newest steps fill up `height`."""
     if status["phase"] == "starting":
         return Group(*_texts(waiting_lines(status, CAUSES), width))
     lines = [*_where(story, status), "", *story.timeline.draw(width, story.window(width - MARGIN)), ""]
@@ -143,7 +144,8 @@ def page(story: Story, status: dict[str, Any], width: int) -> Group:
     below += [*status.get("deaths", [])[-CAUSES:], *(move_line(row) for row in status.get("moves", [])[-MOVES_SHOWN:])]
     below += [f"waiting: {line}" for line in waiting_lines(status, 1)]
     warned = [Text(f"WARNING: {line}") for line in warnings(status).values()]  # these may take a second line
-    return Group(*_texts(lines, width), *([_steps(story)] if story.rows else []), *_texts(below, width), *warned)
+    room = min(STEPS_SHOWN, max(1, height - len(lines) - len(below) - 2 * len(warned) - 2))
+    return Group(*_texts(lines, width), *([_steps(story, room)] if story.rows else []), *_texts(below, width), *warned)
 
 
 def _texts(lines: list[str], width: int) -> list[Text]:
@@ -168,11 +170,11 @@ def _where(story: Story, status: dict[str, Any]) -> list[str]:
     ]
 
 
-def _steps(story: Story) -> Table:
+def _steps(story: Story, most: int) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("step", "reward", "live", "executions", "grad norm", "staleness", "weights", "time"):
         table.add_column(column, justify="right")
-    for row in story.rows[-STEPS_SHOWN:]:
+    for row in story.rows[-most:]:
         table.add_row(
             str(row["step"] + 1),
             f"{row['reward/mean']:.3f}",
