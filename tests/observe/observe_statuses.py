@@ -48,7 +48,7 @@ def status(at: float, step: int = 0, steps: int = 4, **changes: Any) -> dict[str
         "evaluation": None,
         "evaluations": [],
         "to_evaluate": 0,
-        "waiting": ["step 0 has 0 groups and waits for 2 more", "group 0 waits for 4 of 4 executions to settle"],
+        "waiting": ["step 1 has 0 groups and waits for 2 more", "group 0 waits for 4 of 4 executions to settle"],
     } | changes
 
 

@@ -180,10 +180,10 @@ def test_on_a_low_terminal_fewer_steps_are_shown() -> None:
     story.see(status(0.0))
     story.see(told)
     shown = {}
-    for height in (24, 60):
+    for height in (18, 60):
         file = io.StringIO()
         Console(file=file, width=100).print(page(story, told, 100, height))
         shown[height] = file.getvalue().splitlines()
-    assert len(shown[24]) < len(shown[60])
-    assert len(shown[24]) <= 24
+    assert len(shown[18]) < len(shown[60])
+    assert len(shown[18]) <= 18
     assert sum(line.endswith("10 s") for line in shown[60]) >= 8

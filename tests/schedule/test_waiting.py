@@ -29,7 +29,7 @@ def test_executions_groups_and_the_queue(begin: Callable) -> None:
     run.send(ev.Ended, ExecutionId(0, 1), Ending.FINISHED)
     run.state = run.state.but(at=run.state.at + 50)
     text = said(run)
-    assert "step 0 has 0 groups and waits for 2 more" in text
+    assert "step 1 has 0 groups and waits for 2 more" in text
     assert "group 0 waits for 2 of 2 executions to settle" in text
     assert "execution 0-0 runs at cell 0 for 53 s" in text
     assert "execution 0-1 ended and is not settled for 53 s" in text
@@ -40,7 +40,7 @@ def test_why_no_cell_is_lent(begin: Callable) -> None:
     run = begin(groups_per_step=2, capacity=4)
     run.finish(0)
     run.backlog(pending=2)
-    assert "step 0 has 2 micro-steps to train: 2 unclaimed, 0 claimed" in said(run)
+    assert "step 1 has 2 micro-steps to train: 2 unclaimed, 0 claimed" in said(run)
     assert "no cell trains: 2 executions are unfinished, the places of all rollout cells are 4" in said(run)
 
 
@@ -53,9 +53,9 @@ def test_weighing_moving_closing_publishing(begin: Callable) -> None:
     assert "cell 0 is on its way to training for 0 s" in said(run)
     run.arrive(0, Role.TRAINING)
     run.backlog(pending=0)
-    assert "step 0 waits for the optimizer of cell 0" in said(run)
+    assert "step 1 waits for the optimizer of cell 0" in said(run)
     run.send(ev.StepClosed, 0)
-    assert "the publish after step 0 waits for cells [1] in transit" in said(run)
+    assert "the publish after step 1 waits for cells [1] in transit" in said(run)
     run.arrive(1, Role.TRAINING)
     assert "the next burst waits for version 1 to be published" in said(run)
 

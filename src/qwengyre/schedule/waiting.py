@@ -1,4 +1,7 @@
-"""Who waits for what, since when, in plain sentences: for the watchdog and `inspect`. Pure, and only for people."""
+"""Who waits for what, since when, in plain sentences: for the watchdog and `inspect`. Pure, and only for people.
+
+People count steps from 1, as every view does; groups and executions keep their names, which begin at 0.
+"""
 
 from qwengyre.schedule.plan import When
 from qwengyre.schedule.state import Asked, Life, Phase, Stage, State
@@ -48,7 +51,7 @@ def _why_it_waits(state: State, cell: int) -> str:
 
 
 def _burst(state: State) -> list[str]:
-    name = f"step {state.step}"
+    name = f"step {state.step + 1}"
     if (evaluation := state.evaluation) is not None:
         return [f"{name} waits for an evaluation, of which {evaluation.unsettled} executions are not settled"]
     if state.phase is Phase.CLOSING:
@@ -56,7 +59,7 @@ def _burst(state: State) -> list[str]:
     if state.phase is Phase.PUBLISHING:
         return [f"the next burst waits for version {state.next_version - 1} to be published {_asked(state, 'publish')}"]
     if state.phase is Phase.ENDING:
-        return [f"the publish after step {state.step - 1} waits for cells {list(state.in_transit)} in transit"]
+        return [f"the publish after step {state.step} waits for cells {list(state.in_transit)} in transit"]
     lines: list[str] = []
     if state.room:
         lines.append(f"{name} has {state.admitted} groups and waits for {state.room} more")
