@@ -154,7 +154,12 @@ def _endings(endings: Mapping[str, int]) -> str:
     if sum(bad.values()) * 2 <= whole or whole < 4:
         return ""
     said = ", ".join(f"{count} by {what.replace('_', ' ')}" for what, count in bad.items() if count)
-    return f"of {whole} executions, ended {said}: see executions/<id>/harness.log, harness.timeout_s"
+    limits = (
+        "; harness.timeout_s and harness.overall_timeout_s are the limits"
+        if bad["harness_timeout"] or bad["overall_timeout"]
+        else ""
+    )
+    return f"{sum(bad.values())} of {whole} executions ended badly, {said}: see executions/<id>/harness.log{limits}"
 
 
 def _mismatch(rows: list[Any]) -> str:
