@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 
 from qwengyre import profiles
-from qwengyre.trajectory.roles import AUXILIARY, KNOWN, MAIN, roles
+from qwengyre.trajectory.roles import AUXILIARY, KNOWN, MAIN, Marker, Table, roles
 from qwengyre.trajectory.tree import ROOT, Tree
 from qwengyre.types import Kind, ModelCall, Segment, Stretch
 
 
-def call(number: int, parent: int, request: dict) -> ModelCall:
+def call(number: int, parent: int, request: dict, thread: str = "t") -> ModelCall:
     ids = np.arange(4, dtype=np.int32)
     return ModelCall(
         call=number,
-        thread=f"t{number}",
+        thread=thread,
         parent=parent,
         suffix=ids,
         segments=(Segment(Kind.CONTEXT, 4),),
@@ -116,11 +116,11 @@ def test_summaries_by_signal_by_instruction_and_by_missing_tools():
         first,
         call(1, root, {"messages": [said("tool", "x"), instruction]}),
         call(2, ROOT, {"tools": [{}], "messages": [], "signals": {kind: "compaction"}}),
-        call(3, ROOT, {"tools": [], "messages": [said("user", "The transcript.")]}),
+        call(3, ROOT, {"tools": [], "messages": [said("user", "The transcript.")]}, "short"),
         call(4, ROOT, {"tools": [{}], "messages": [], "signals": {kind: "turn"}}),
     ]
     leaves = [tree.add_call(c)[-1] for c in calls[1:]]
-    found = roles(tree, calls)
+    found = roles(tree, calls, Table.of(profiles.told("opencode")))
     assert [found[leaf].role for leaf in leaves] == ["main-summary"] * 3 + [MAIN]
 
 
@@ -131,12 +131,12 @@ def test_a_harness_that_never_has_tools_writes_no_summaries():
     assert {roles(tree, calls)[leaf].role for leaf in leaves} == {MAIN}
 
 
-def test_the_table_holds_what_the_profiles_say():
+def test_a_table_holds_what_a_profile_says_before_what_all_harnesses_say():
     for profile in map(profiles.read, profiles.names()):
-        assert set(profile.signals.sub_agent) <= set(KNOWN.sub_agents), profile.name
+        table = Table.of(profiles.told(profile.name))
+        assert set(KNOWN.sub_agents) | set(profile.signals.sub_agent) == set(table.sub_agents)
         for place in profile.signals.kind:
-            summaries = tuple(kind for kind, role in profile.signals.kinds.items() if role == "summary")
-            assert KNOWN.kinds[place] == summaries
-        for marker in profile.markers:
-            where = {"auxiliary": KNOWN.auxiliary, "summary": KNOWN.summaries + KNOWN.asked}[marker.role]
-            assert marker.where == "no_tools" or any(marker.pattern in pattern for pattern in where), profile.name
+            assert table.kinds[place] == profile.signals.kinds
+        told = tuple(Marker(m.role, m.where, m.pattern) for m in profile.markers)
+        assert table.markers == told + KNOWN.markers
+    assert Table.of(profiles.told("shell")) == KNOWN

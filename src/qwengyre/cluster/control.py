@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qwengyre import profiles
 from qwengyre.cluster.cell import draw_incarnation
 from qwengyre.cluster.checkpoints import Checkpoint, newest, prune
 from qwengyre.cluster.crew import Hands, run_clock
@@ -33,6 +34,7 @@ from qwengyre.schedule.step import start, step
 from qwengyre.schedule.waiting import waiting
 from qwengyre.trainer.rate import rate
 from qwengyre.trajectory.pack import Recipe
+from qwengyre.trajectory.roles import Table
 from qwengyre.types import Ending, ExecutionId, Query, Settlement
 
 
@@ -75,6 +77,7 @@ class Control:
             max_sequence=spec.max_sequence,
             std=config.rl.advantage_std,
             tree_depth=spec.tree_depth,
+            table=Table.of(profiles.told(config.harness.kind)),
         )
         self._groups = Groups(folder / "calls", config.rl.group_size, recipe)
         self._evaluations = Evaluations(folder / "evals.jsonl", self._slots(folder / "tasks"))

@@ -7,7 +7,7 @@ requests say what they belong to, and what it does to its own history.
 import re
 import tomllib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -157,3 +157,8 @@ def read(name: str) -> Profile:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{file}: {key}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def told(kind: str) -> dict[str, Any]:
+    """What the harness `kind` gives away of its requests (`signals`, `markers`), as plain data; {} without profile."""
+    return read(kind).model_dump(include={"signals", "markers"}) if kind in names() else {}

@@ -14,7 +14,7 @@ import numpy as np
 from qwengyre.trajectory.credit import advantages
 from qwengyre.trajectory.cut import cut
 from qwengyre.trajectory.prefix import Keys, depth_first, keys_of, owners
-from qwengyre.trajectory.roles import roles
+from qwengyre.trajectory.roles import KNOWN, Table, roles
 from qwengyre.trajectory.runs import path, paths
 from qwengyre.trajectory.select import rng_for, select, trajectory
 from qwengyre.trajectory.tree import Tree
@@ -26,7 +26,8 @@ WORTH = 0.95
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a group is weighed and cut: Jmax, sizes in tokens; `std` divides advantages by the group's deviation.
+    """How a group is weighed and cut: Jmax, sizes in tokens; `std` divides advantages by the group's deviation; `table`
+    is what the harness gives away of its calls' roles.
 
     `tree_depth`: longest sequence of which the model can share prefixes in one pass (0: none, all rows are flat).
     """
@@ -37,6 +38,7 @@ class Recipe:
     max_sequence: int
     std: bool = False
     tree_depth: int = 0
+    table: Table = KNOWN
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def sequences(
         if advantage == 0 or member not in trees:
             continue
         tree, execution = trees[member], ExecutionId(group, member)
-        picks = select(tree, roles(tree, (calls or {}).get(member, ())), rng_for(recipe.seed, execution), recipe.jmax)
+        found_roles = roles(tree, (calls or {}).get(member, ()), recipe.table)
+        picks = select(tree, found_roles, rng_for(recipe.seed, execution), recipe.jmax)
         targets = sum(pick.tokens for pick in picks)  # T_e
         found += [weighted(trajectory(tree, pick, execution), advantage / targets, base) for pick in picks]
         base += len(tree)
