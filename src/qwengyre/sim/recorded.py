@@ -168,11 +168,11 @@ class _Walk:
     def _execution(self, execution: ExecutionId, pace: float) -> Draw:
         """One that was ended by its time-out might have gone on for ever."""
         ended, settled = self.ended[execution], self.settled[execution]
-        endless = ended.ending is Ending.HARNESS_TIMEOUT
+        endless, dropped = ended.ending is Ending.HARNESS_TIMEOUT, settled.verdict is Verdict.DROPPED
         return Draw(
             FOR_EVER if endless else self.work[execution].done_s,
-            pace,
-            settled.verdict is Verdict.DROPPED,
+            0.0 if dropped else pace,
+            dropped,
             max(0.0, settled.at - ended.at),
         )
 

@@ -203,7 +203,8 @@ class SimWorld:
             self.tally.switches += not fails
             self._become(action.cell, role)
             self._report(ev.Moved, action.cell, role)
-            self._feed()
+            if self._feed():
+                self._backlog()
 
         cost = self._workload.cost
         self._after_in_life(action.cell, cost.to_train_s if training else cost.to_rollout_s, arrive)
@@ -257,7 +258,8 @@ class SimWorld:
         cell.incarnation += 1
         if index == 0:
             self._era += 1
-        self._feed()
+        if self._feed():
+            self._backlog()
         self._after_in_life(index, self._workload.failures.restart_s, lambda: self._restart(index))
 
     def _restart(self, cell: int) -> None:
