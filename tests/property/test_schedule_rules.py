@@ -326,7 +326,8 @@ def check_evaluations(watch: Watch) -> None:
             due.append(at)
             newest = at
     if watch.case.crashes or watch.case.losses:
-        assert not plan.evaluations.count or set(watch.evaluated[-1:]) == set(due[-1:])
+        if plan.evaluations.count and plan.evaluations.after:  # a return into a burst shifts the boundaries before
+            assert watch.evaluated[-1] == plan.steps
     else:
         assert watch.evaluated == due
 
