@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qwengyre.profiles import Profile
 
 
-@app.command()
+@app.command(short_help="Record exact traces of agents that you start yourself.")
 def serve(
     words: Words,
     run_dir: Annotated[

@@ -1,11 +1,13 @@
 """What was selected of an execution's tree, and why: for `inspect` and the summary of a run. Reads its call journal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from qwengyre.gateway.journal import CallLog, read_calls, rebuild
-from qwengyre.trajectory.roles import AUXILIARY, MAIN, LeafRole, roles
+from qwengyre.profiles import told
+from qwengyre.trajectory.roles import AUXILIARY, KNOWN, MAIN, LeafRole, Table, roles
 from qwengyre.trajectory.select import Pick, rng_for, select, trainable
 from qwengyre.trajectory.tree import Tree
 from qwengyre.types import ExecutionId
@@ -65,16 +67,21 @@ class Selection:
         return f"{role}, {tokens} tokens left, but rl.jmax={self.jmax} were taken"
 
 
-def selection(path: Path, seed: int, jmax: int) -> Selection:
+def rules(config: Mapping[str, Any]) -> tuple[int, int, Table]:
+    """(seed, jmax, table of its harness) of a run's `config.toml`: what its selection depends on beside the tree."""
+    return config["run"]["seed"], config["rl"]["jmax"], Table.of(told(config.get("harness", {}).get("kind", "")))
+
+
+def selection(path: Path, seed: int, jmax: int, table: Table = KNOWN) -> Selection:
     """Of the call journal at `path`, as the run's own seed selects. One of an evaluation has no picks."""
     execution, log, tree = ExecutionId.parse(path.stem), read_calls(path), rebuild(path)
-    classes = roles(tree, log.calls)
+    classes = roles(tree, log.calls, table)
     trained = execution.evaluation < 0
     picks = select(tree, classes, rng_for(seed, execution), jmax) if trained else []
     return Selection(execution, log, tree, classes, picks, jmax)
 
 
-def most_branching(calls: Path, seed: int, jmax: int) -> Selection | None:
+def most_branching(calls: Path, seed: int, jmax: int, table: Table = KNOWN) -> Selection | None:
     """The trained execution with the most leaves (then threads, then calls); None: no call was recorded."""
     files = [path for path in calls.glob("*.calls") if ExecutionId.parse(path.stem).evaluation < 0]
     best: tuple[tuple[int, int, int], Path] | None = None
@@ -87,4 +94,4 @@ def most_branching(calls: Path, seed: int, jmax: int) -> Selection | None:
         size = len(list(tree.leaves())), len(set(tree.threads)), len(set(tree.calls))
         if len(tree) and (best is None or size > best[0]):
             best = size, path
-    return selection(best[1], seed, jmax) if best else None
+    return selection(best[1], seed, jmax, table) if best else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qwengyre.observe.branching import Selection, most_branching
+from qwengyre.observe.branching import Selection, most_branching, rules
 from qwengyre.observe.lines import counted, estimate, trend
 from qwengyre.observe.timeline import Timeline, span
 from qwengyre.observe.use import Use, add_use
@@ -60,7 +60,7 @@ def summary_lines(run_dir: Path, found: Course, width: int = 100) -> Iterator[st
     yield ""
     yield from _uses(found.uses)
     yield from _moves(summary["moves"])
-    chosen = most_branching(run_dir / "calls", config["run"]["seed"], config["rl"]["jmax"])
+    chosen = most_branching(run_dir / "calls", *rules(config))
     if chosen is not None:
         yield ""
         yield from _selected(chosen, run_dir)

@@ -16,7 +16,7 @@ from rich.table import Table
 from qwengyre.errors import ConfigError
 from qwengyre.gateway.journal import read_calls
 from qwengyre.gateway.journal import rebuild as rebuild_tree
-from qwengyre.observe.branching import selection
+from qwengyre.observe.branching import rules, selection
 from qwengyre.observe.lines import evaluation_line, move_line
 from qwengyre.trajectory.tree import Tree
 from qwengyre.types import ExecutionId, ModelCall, Stretch
@@ -122,7 +122,7 @@ def _selection(out: Console, run_dir: Path, path: Path) -> None:
     import tomllib
 
     config = tomllib.loads((run_dir / "config.toml").read_text())
-    for line in selection(path, config["run"]["seed"], config["rl"]["jmax"]).lines():
+    for line in selection(path, *rules(config)).lines():
         out.print(line, soft_wrap=True, markup=False)
 
 
