@@ -1,6 +1,6 @@
 """A real harness, the real gateway and the scripted engine in one process, no cluster: whole sessions in seconds.
 
-    found = await session(tmp_path, "codex", script, "Create a folder named yarn.")
+found = await session(tmp_path, "codex", script, "Create a folder named yarn.")
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Session:
 
 
 @asynccontextmanager
-async def gateway(folder: Path, script: str) -> AsyncIterator[tuple[Gateway, Path]]:
+async def gateway(folder: Path, script: str, window: int) -> AsyncIterator[tuple[Gateway, Path]]:
     """The gateway over a scripted engine, and its socket."""
     torch.set_num_threads(1)
     model = load.resolve("tiny-long")
@@ -64,7 +64,7 @@ async def gateway(folder: Path, script: str) -> AsyncIterator[tuple[Gateway, Pat
         tokenizer=str(model),
         name="cell0.0",
         eos_ids=load.eos_ids(model),
-        window=WINDOW,
+        window=window,
         version=1,
     )
     socket = folder / "g" / "gateway.sock"
@@ -75,7 +75,7 @@ async def gateway(folder: Path, script: str) -> AsyncIterator[tuple[Gateway, Pat
         port=0,
         renderer=TemplateRenderer(load.tokenizer(model)),
         sampling=Sampling(temperature=1.0, max_tokens=4096),
-        window=WINDOW,
+        window=window,
         model="policy",
     )
     url = await engine.start()
@@ -90,7 +90,13 @@ async def gateway(folder: Path, script: str) -> AsyncIterator[tuple[Gateway, Pat
 
 
 async def session(
-    folder: Path, kind: str, script: str, instruction: str, *, args: dict[str, Any] | None = None
+    folder: Path,
+    kind: str,
+    script: str,
+    instruction: str,
+    *,
+    args: dict[str, Any] | None = None,
+    window: int = WINDOW,
 ) -> Session:
     """Run one execution of `kind` to its end. `script` as in `engine.args`; a text of rules is written to a file."""
     await asyncio.to_thread(install.install, profiles.read(kind))
@@ -109,7 +115,7 @@ async def session(
         tests=str(folder / "tests"),
         limits=limits,
     )
-    async with gateway(folder, script) as (door, socket):
+    async with gateway(folder, script, window) as (door, socket):
         await door.open("0-0", "token-of-the-execution")
         name = f"house-{uuid.uuid4().hex[:8]}"
         runner = Runner(

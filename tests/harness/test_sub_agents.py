@@ -40,7 +40,7 @@ def script(kind: str) -> str:
 
     wait = ""
     if kind == "codex":
-        found = r'''last = '"agent_id": ?"(?P<id>[^"]+)"' '''
+        found = r"""last = '"agent_id": ?"(?P<id>[^"]+)"' """
         wait = f"[[rule]]\n{found}\nreplies = [{call('multi_agent_v1.wait_agent', {'targets': ['{id}']})}]\n"
     return (
         f"[[rule]]\nany = '\\nSUBTASK: '\nreplies = [{shell('echo sub > sub.txt')}, 'I wrote it.']\n"
