@@ -128,9 +128,13 @@ class Eval(Section):
 
 
 class Trainer(Section):
-    """`kind`: `torch` or a dotted path. Defaults are full fine-tuning in fp32; with `lora_rank`, low-rank adapters."""
+    """`kind`: `torch`, `emulated` (no model, at a modelled speed) or a dotted path; `args` pass through to it.
+
+    Defaults are full fine-tuning in fp32; with `lora_rank`, low-rank adapters.
+    """
 
     kind: str = "torch"
+    args: dict[str, Any] = {}
     loss: Literal["cispo", "ppo", "gspo"] = "cispo"
     """`cispo`: the ratio is capped and has no gradient; `ppo`: clipped for each token; `gspo`: for each model call."""
     clip: tuple[float, float] | Literal["auto"] = "auto"
@@ -163,7 +167,8 @@ class Trainer(Section):
 
 
 class Engine(Section):
-    """`kind`: `embedded` or a dotted path. `args` pass through to it."""
+    """`kind`: `embedded`, `scripted`, `emulated` (no model, at a modelled speed) or a dotted path. `args` pass through
+    to it."""
 
     kind: str = "embedded"
     args: dict[str, Any] = {}

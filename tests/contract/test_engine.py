@@ -53,7 +53,17 @@ def scripted(name: str, version: int) -> Engine:
     return ScriptedEngine(model, script=script, name=name, eos_ids=[], window=512, version=version)
 
 
-IMPLEMENTATIONS: dict[str, Callable[[str, int], Engine]] = {"embedded": embedded, "scripted": scripted}
+def emulated(name: str, version: int) -> Engine:
+    from qwengyre.engine.emulated import EmulatedEngine
+
+    return EmulatedEngine(name=name, eos_ids=(), window=512, version=version, tokens_per_s=400)
+
+
+IMPLEMENTATIONS: dict[str, Callable[[str, int], Engine]] = {
+    "embedded": embedded,
+    "scripted": scripted,
+    "emulated": emulated,
+}
 if given := os.environ.get("QWENGYRE_ENGINE"):
     module, _, attribute = given.partition(":")
     IMPLEMENTATIONS = {given: getattr(importlib.import_module(module), attribute)}

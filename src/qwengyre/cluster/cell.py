@@ -35,8 +35,12 @@ R = TypeVar("R")
 ENGINES = {
     "embedded": "qwengyre.engine.embedded:EmbeddedEngine",
     "scripted": "qwengyre.engine.scripted:ScriptedEngine",
+    "emulated": "qwengyre.engine.emulated:EmulatedEngine",
 }
-TRAINERS = {"torch": "qwengyre.trainer.torch:TorchTrainer"}
+TRAINERS = {
+    "torch": "qwengyre.trainer.torch:TorchTrainer",
+    "emulated": "qwengyre.trainer.emulated:EmulatedTrainer",
+}
 WEIGHTS = {"local": "qwengyre.transfer.weights:LocalWeights", "ray": "qwengyre.transfer.ray:RayWeights"}
 
 
@@ -326,21 +330,17 @@ class Cell:
             self._share_.fetch(snapshot)()
 
     def _build(self, version: int, checkpoint: Path | None) -> None:
-        import torch
-
-        from qwengyre.model.load import causal_lm
-
-        torch.set_num_threads(1)
-        torch.manual_seed(self.spec.seed)
-        model = causal_lm(self.spec.model)
-        self._trainer = named("trainer.kind", self.spec.trainer, TRAINERS)(model, **self.spec.trainer_args)
+        trainer = named("trainer.kind", self.spec.trainer, TRAINERS)
+        engine = named("engine.kind", self.spec.engine, ENGINES)
+        model = self._model() if any(getattr(kind, "needs_model", True) for kind in (trainer, engine)) else None
+        self._trainer = trainer(model, **self.spec.trainer_args)
         if checkpoint is not None:
             self._trainer_.load(checkpoint)
         name = f"cell{self.spec.index}.{self.incarnation}"
         transfer = named("cells.weights", self.spec.weights, WEIGHTS)(name)
         held = (steps_of(checkpoint) if checkpoint else 0, version)
         self._share = Share(self._trainer_, transfer, (self.spec.index, self.incarnation), held)
-        self._engine = named("engine.kind", self.spec.engine, ENGINES)(
+        self._engine = engine(
             model,
             name=name,
             eos_ids=self.spec.eos_ids,
@@ -351,6 +351,15 @@ class Cell:
             **self.spec.engine_args,
         )
         self._kv = CellKV(self._engine, TensorKV(transfer), asyncio.to_thread)
+
+    def _model(self) -> Any:
+        import torch
+
+        from qwengyre.model.load import causal_lm
+
+        torch.set_num_threads(1)
+        torch.manual_seed(self.spec.seed)
+        return causal_lm(self.spec.model)
 
     def _save(self, folder: Path) -> None:
         unfinished = folder.with_name(f".{folder.name}.unfinished")

@@ -87,5 +87,6 @@ class Specs:
                 "optimizer": index == 0,
                 "source": self.prepared.model,
                 **({"lora": lora_of(config)} if trainer.lora_rank else {}),
+                **trainer.args,
             },
         )
