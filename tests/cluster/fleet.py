@@ -51,7 +51,7 @@ class Data:
     def __init__(self) -> None:
         self.groups: dict[int, list[MicroStep]] = {}
 
-    async def weigh(self, group: int) -> list[MicroStep]:
+    async def weigh(self, group: int, *, admitted: bool = False) -> list[MicroStep]:
         return self.groups[group]
 
     def summary(self, group: int, dispatched_steps: int) -> GroupSummary:

@@ -77,9 +77,9 @@ class Control:
             max_sequence=spec.max_sequence,
             std=config.rl.advantage_std,
             tree_depth=spec.tree_depth,
-            table=Table.of(profiles.told(config.harness.kind)),
         )
-        self._groups = Groups(folder / "calls", config.rl.group_size, recipe)
+        table = Table.of(profiles.told(config.harness.kind))
+        self._groups = Groups(folder / "calls", config.rl.group_size, recipe, table)
         self._evaluations = Evaluations(folder / "evals.jsonl", self._slots(folder / "tasks"))
         self._void: dict[int, str] = {}
         self._endings: Counter[str] = Counter()

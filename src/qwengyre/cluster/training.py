@@ -74,7 +74,7 @@ class Training:
 
     async def admit(self, group: int, step: int) -> None:
         """The group's micro-steps become claimable. Produces Backlog."""
-        micro_steps = await self.groups.weigh(group)
+        micro_steps = await self.groups.weigh(group, admitted=True)
         self._records[step].admit(self.groups.summary(group, self.books.born(group)))
         self.ledger.add(micro_steps)
         self._backlog()

@@ -73,7 +73,12 @@ def is_sealed(path: Path) -> bool:
 
 def rebuild(path: Path) -> Tree:
     """The execution's tree from its journal alone. Sampled rows of undelivered calls are in `withheld`."""
-    log, tree = read_calls(path), Tree()
+    return grow(read_calls(path))
+
+
+def grow(log: CallLog) -> Tree:
+    """The tree of a journal that was read."""
+    tree = Tree()
     for call in log.calls:
         row = tree.add_call(call)[-1]
         if call.call not in log.delivered:

@@ -14,11 +14,11 @@ import numpy as np
 from qwengyre.trajectory.credit import advantages
 from qwengyre.trajectory.cut import cut
 from qwengyre.trajectory.prefix import Keys, depth_first, keys_of, owners
-from qwengyre.trajectory.roles import KNOWN, Table, roles
+from qwengyre.trajectory.roles import LeafRole, roles
 from qwengyre.trajectory.runs import path, paths
 from qwengyre.trajectory.select import rng_for, select, trajectory
 from qwengyre.trajectory.tree import Tree
-from qwengyre.types import ExecutionId, Floats, Ids, MicroStep, ModelCall, Settlement, Trajectory
+from qwengyre.types import ExecutionId, Floats, Ids, MicroStep, Settlement, Trajectory
 
 WORTH = 0.95
 """A tree is made when its tokens are less than this part of the flat rows': rows make larger, plainer products."""
@@ -26,8 +26,7 @@ WORTH = 0.95
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a group is weighed and cut: Jmax, sizes in tokens; `std` divides advantages by the group's deviation; `table`
-    is what the harness gives away of its calls' roles.
+    """How a group is weighed and cut: Jmax, sizes in tokens; `std` divides advantages by the group's deviation.
 
     `tree_depth`: longest sequence of which the model can share prefixes in one pass (0: none, all rows are flat).
     """
@@ -38,7 +37,6 @@ class Recipe:
     max_sequence: int
     std: bool = False
     tree_depth: int = 0
-    table: Table = KNOWN
 
 
 @dataclass(frozen=True)
@@ -60,14 +58,15 @@ def weigh(
     trees: Mapping[int, Tree],
     settlements: Mapping[int, Settlement],
     recipe: Recipe,
-    calls: Mapping[int, Sequence[ModelCall]] | None = None,
+    classes: Mapping[int, Mapping[int, LeafRole]] | None = None,
 ) -> list[MicroStep]:
     """The micro-steps of a group whose members have all settled, in a fixed order. Keys are members.
 
-    A member without a tree (no model call), or with an advantage of 0, adds none. `calls` are evidence for roles.
+    A member without a tree (no model call), or with an advantage of 0, adds none. `classes` has the roles of
+    each one's leaves; where it has not, the tree alone tells them.
     Raises ValueError when a trajectory is longer than `recipe.max_sequence`: the window served should forbid it.
     """
-    return pack(group, sequences(group, trees, settlements, recipe, calls), recipe)
+    return pack(group, sequences(group, trees, settlements, recipe, classes), recipe)
 
 
 def sequences(
@@ -75,7 +74,7 @@ def sequences(
     trees: Mapping[int, Tree],
     settlements: Mapping[int, Settlement],
     recipe: Recipe,
-    calls: Mapping[int, Sequence[ModelCall]] | None = None,
+    classes: Mapping[int, Mapping[int, LeafRole]] | None = None,
 ) -> list[Weighted]:
     """The selected trajectories of a group, weighed; arguments as of `weigh`."""
     found: list[Weighted] = []
@@ -84,8 +83,8 @@ def sequences(
         if advantage == 0 or member not in trees:
             continue
         tree, execution = trees[member], ExecutionId(group, member)
-        found_roles = roles(tree, (calls or {}).get(member, ()), recipe.table)
-        picks = select(tree, found_roles, rng_for(recipe.seed, execution), recipe.jmax)
+        of_leaves = (classes or {}).get(member) or roles(tree)
+        picks = select(tree, of_leaves, rng_for(recipe.seed, execution), recipe.jmax)
         targets = sum(pick.tokens for pick in picks)  # T_e
         found += [weighted(trajectory(tree, pick, execution), advantage / targets, base) for pick in picks]
         base += len(tree)

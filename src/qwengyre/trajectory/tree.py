@@ -24,15 +24,16 @@ ROOT = -1
 
 
 class _Column:
-    """A growing numpy array: appends are amortised O(1) a value, the view is never copied."""
+    """A growing numpy array: appends are amortised O(1) a value, the view is never copied. What it begins with may be
+    read-only: the first append goes to an array of its own."""
 
-    def __init__(self, dtype: type[np.generic]) -> None:
-        self._data: NDArray[Any] = np.empty(1024, dtype)
-        self.size = 0
+    def __init__(self, dtype: type[np.generic], begin: NDArray[Any] | None = None) -> None:
+        self._data: NDArray[Any] = np.empty(1024, dtype) if begin is None else begin
+        self.size = 0 if begin is None else len(begin)
 
     def extend(self, values: NDArray[Any]) -> None:
         need = self.size + len(values)
-        if need > len(self._data):
+        if need > len(self._data) or not self._data.flags.writeable:
             grown = np.empty(max(need, 2 * len(self._data)), self._data.dtype)
             grown[: self.size] = self._data[: self.size]
             self._data = grown
@@ -47,9 +48,10 @@ class _Column:
 class Tree:
     """Append-only while recording; `add` returns the new row. Rows of undelivered calls are `withheld`."""
 
-    def __init__(self) -> None:
-        self._ids = _Column(np.int32)
-        self._logprobs = _Column(np.float32)
+    def __init__(self, ids: Ids | None = None, logprobs: Floats | None = None) -> None:
+        """Empty; or with the tokens of a tree that is being read back (`columns`)."""
+        self._ids = _Column(np.int32, ids)
+        self._logprobs = _Column(np.float32, logprobs)
         self.parents: list[int] = []
         self.ends: list[int] = []
         self.lengths: list[int] = []
@@ -77,6 +79,21 @@ class Tree:
     def num_sampled(self) -> int:
         """Tokens that the model made, trained or not."""
         return sum(len(self.ids(row)) for row, kind in enumerate(self.kinds) if kind is Kind.SAMPLED)
+
+    @property
+    def all_ids(self) -> Ids:
+        """The tokens of all rows, in the order of the rows (a view)."""
+        return self._ids.view
+
+    @property
+    def all_logprobs(self) -> Floats:
+        """Theirs, zeros unless SAMPLED (a view)."""
+        return self._logprobs.view
+
+    def restore(self, parents: list[int], ends: list[int], lengths: list[int], kinds: list[Kind]) -> None:
+        """The rows of the tokens that it was made with."""
+        self.parents, self.ends, self.lengths, self.kinds = parents, ends, lengths, kinds
+        self._has_child = set(parents)
 
     def add(self, parent: int, kind: Kind, ids: Ids, *, call: int, thread: str, logprobs: Floats | None = None) -> int:
         """Append one row under `parent` and return it. `logprobs` (float32, same length) only for SAMPLED rows."""
