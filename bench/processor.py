@@ -4,8 +4,9 @@
 
 `build_s`: 1M tokens in 1,200 rows, from recorded calls. `rebuild_s`: the same from the journal's file, and written as
 the file that is mapped. `select_ms`: 5 trajectories drawn of it; `roles_ms` and `arrays_ms`: telling the roles of its
-leaves, and the token arrays of the five. `bytes_per_token`: of the file that is mapped. `held`: executions of 120K tokens, held
-at once as they wait for their group: what they take of the machine's memory that cannot be dropped, and in all.
+leaves, and the token arrays of the five. `bytes_per_token`: of the file that is mapped. `held`: executions of 120K
+tokens, held at once as they wait for their group: what they take of the machine's memory, without the maps (file pages,
+which the system drops when it needs them) and with all of them resident.
 `shapes`: tokens and CPU-seconds of forward and backward, flat rows beside shared prefixes (`bench/packing.py`).
 `jmax`: CPU-seconds of forward and backward of a branching run's trajectories, capped and not, in flat rows and packed;
 beside them the part that the paper measured.
@@ -157,15 +158,14 @@ def held(folder: Path, count: int) -> dict[str, Any]:
     after = process.memory_full_info()
     tokens = sum(tree.num_tokens for _, tree in waiting)
     whole = (after.rss - after.shared) - (before.rss - before.shared)
+    maps = sum(found.columns.nbytes for found, _ in waiting)
     return {
         "executions": count,
         "tokens": tokens,
         "memory_mb": round(whole / 2**20, 1),
-        "mapped_mb": round(sum(found.columns.nbytes for found, _ in waiting) / 2**20, 1),
-        "memory_gb_of_3800": round(whole / count * 3800 / 2**30, 3),
-        "in_memory_at_once_gb_of_3800": round(
-            (whole + sum(f.columns.nbytes for f, _ in waiting)) / count * 3800 / 2**30, 2
-        ),
+        "mapped_mb": round(maps / 2**20, 1),
+        "memory_gib_of_3800": round(whole / count * 3800 / 2**30, 3),
+        "resident_gib_of_3800": round((whole + maps) / count * 3800 / 2**30, 2),
     }
 
 

@@ -71,12 +71,16 @@ async def test_what_waits_is_dropped_and_made_again_the_same(groups: Groups, mon
     assert groups.summary(2, 0).targets == 14
 
 
+def names(folder: Path, kind: str) -> set[str]:
+    return {path.stem for path in folder.glob(f"*.{kind}")}
+
+
 async def test_trees_lie_on_disk_until_the_step_is_closed(groups: Groups, tmp_path: Path) -> None:
     (micro_step,) = await groups.weigh(1, admitted=True)
-    assert {path.stem for path in tmp_path.glob("*.tree")} == {"1-0", "1-1"}
+    assert names(tmp_path, "tree") == {"1-0", "1-1"}
     groups.forget(1)
-    assert not list(tmp_path.glob("*.tree"))
-    assert len(list(tmp_path.glob("*.calls"))) == 6
+    assert not names(tmp_path, "tree")
+    assert len(names(tmp_path, "calls")) == 6
     (again,) = await groups.weigh(1)
     assert same([micro_step], [again])
 

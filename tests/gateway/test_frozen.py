@@ -59,7 +59,7 @@ async def test_another_journal_or_table_makes_it_again(journal: Path) -> None:
     assert {role.role for role in frozen(journal, table).roles.values()} == {"auxiliary"}
     assert frozen(journal).roles == before.roles
     writer = Writer()
-    grown = Journal(journal, writer, journal.stat().st_size)
+    grown = Journal(journal, writer, read_calls(journal).size)
     grown.call(call(5, 14))
     await writer.idle()
     grown.close()
