@@ -208,7 +208,7 @@ def _prompt(parent: int, rendered: Rendered, chains: Sequence[bytes], fresh: int
 
 def fingerprint(request: Request) -> str:
     """The thread of a request: a digest of its system text and the names of its tools."""
-    system = [m.text for m in request.messages if m.role == "system"][:1]
+    system = [next((m.text for m in request.messages if m.role == "system"), None)]
     names = sorted(str(t["function"]["name"]) for t in request.tools)
     return _hash(orjson.dumps([system, names])).hex()[:16]
 

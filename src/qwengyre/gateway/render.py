@@ -22,6 +22,7 @@ import numpy as np
 from qwengyre.errors import ConfigError
 from qwengyre.gateway.canon import Message, Refusal, ToolCall
 from qwengyre.gateway.parse import Parsed, Tools, parse
+from qwengyre.gateway.standin import ANCHOR, ANCHORED, CUT, STANDIN, STUB, clean, cleaned, stand_in
 from qwengyre.types import Ids, Kind
 
 if TYPE_CHECKING:
@@ -85,11 +86,7 @@ class Renderer(Protocol):
         ...
 
 
-_CUT = "\ufdd0"  # a Unicode non-character: where text is cut before it is encoded
-_ANCHOR = "\ufdd1"  # another: stands in an answer of the history for its text
-_STUB: Tools = ({"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}},)
-"""Stands for the declarations where only their being there matters: the real ones are at the head."""
-_STANDIN, _ANCHORED = Message("user", "x"), Message("assistant", _ANCHOR)
+_SHORT, _REMEMBERED = 16, 256
 
 
 class TemplateRenderer:
@@ -105,15 +102,16 @@ class TemplateRenderer:
             raise ConfigError(f"{name} has no chat template: set model.chat_template to a jinja file")
         self._tokenizer, self._backend = tokenizer, tokenizer.backend_tokenizer
         self._tools: tuple[Tools, list[Any]] = ((), [])  # the last declarations, marked
+        self._texts: dict[Any, str] = {}  # of short stand-ins
         added = [t for t in tokenizer.added_tokens_decoder.values() if len(t.content) > 1 and t.content.strip()]
         self._any_token = _pattern([t.content for t in added])
         self._special = _pattern([t.content for t in added if t.special])
         self._begins = re.compile("|".join(re.escape(t.content) for t in added) or r"(?!)")
         self._keep = thinking == "keep"
-        _, _, self._close_text = self._text([_STANDIN, _ANCHORED], ()).rpartition(_ANCHOR)
+        _, _, self._close_text = self._text([STANDIN, ANCHORED], ()).rpartition(ANCHOR)
         self._close = self._encode(self._close_text)
         self._stop_ids = self._find_stops()
-        opened = self._text([_STANDIN], (), opened=True)[len(self._text([_STANDIN], ())) :]
+        opened = self._text([STANDIN], (), opened=True)[len(self._text([STANDIN], ())) :]
         self._thinking = opened.rstrip().endswith("<think>")
         self._digest = blake2b((str(tokenizer.chat_template) + str(len(tokenizer))).encode(), digest_size=8).hexdigest()
         self._late_system = self._takes_late_system()
@@ -131,7 +129,7 @@ class TemplateRenderer:
 
     def start(self, messages: Sequence[Message], tools: Tools) -> Rendered:
         """See the protocol."""
-        messages = _clean([*messages[:1], *self._late(messages[1:])])
+        messages = clean([*messages[:1], *self._late(messages[1:])])
         try:
             whole = self._text(messages, tools, opened=True)
         except _template_errors() as error:
@@ -142,7 +140,7 @@ class TemplateRenderer:
         """See the protocol. A sampled turn cut by its length gets the close that it lacks."""
         if not self._appends or (previous.role == "system" and not self._late_system):
             return None
-        before, messages, tools = _stand_in(previous), _clean(self._late(messages)), _STUB if tools else ()
+        before, messages, tools = stand_in(previous), clean(self._late(messages)), STUB if tools else ()
         try:
             base = self._tail(before, (), tools)
             rest = self._tail(before, messages, tools, opened=True)
@@ -205,12 +203,16 @@ class TemplateRenderer:
         pieces: list[tuple[str, str, int]] = []
         start, context = 0, before
         try:
+            if len(new) == 1:
+                opened = self._opened(stand_in(new[0]), tools)
+                if whole.endswith(opened):
+                    return [(whole.removesuffix(opened), "message", 1), (opened, "open", 1)][: 1 + bool(opened)]
             while start < len(new):
                 end, text = self._group(context, new[start:], tools)
                 pieces.append((text, "message", start + end))
-                start, context = start + end, _stand_in(new[start + end - 1])
-                tools = _STUB if tools else ()
-            opened = self._tail(context, (), tools, opened=True)[len(self._tail(context, (), tools)) :]
+                start, context = start + end, stand_in(new[start + end - 1])
+                tools = STUB if tools else ()
+            opened = self._opened(context, tools)
         except (_NotAppended, *_template_errors()):
             return [(whole, "message", len(new))]
         if opened:
@@ -239,10 +241,14 @@ class TemplateRenderer:
             if not text.startswith(base):
                 raise _NotAppended
             return text
-        head, found, tail = text.rpartition(_ANCHOR)
+        head, found, tail = text.rpartition(ANCHOR)
         if not found or not head.startswith(self._text(before[:1], tools)):
             raise _NotAppended
         return tail
+
+    def _opened(self, context: list[Message], tools: Tools) -> str:
+        """What opens the assistant's turn."""
+        return self._tail(context, (), tools, opened=True)[len(self._tail(context, (), tools)) :]
 
     def _late(self, messages: Sequence[Message]) -> list[Message]:
         """System messages after the first message are a user's, where the template allows one at the beginning only."""
@@ -252,8 +258,8 @@ class TemplateRenderer:
 
     def _takes_late_system(self) -> bool:
         try:
-            self._text([_STANDIN, _ANCHORED, Message("system", "x")], ())
-            self._text([Message("system", "x"), Message("system", "x"), _STANDIN], ())
+            self._text([STANDIN, ANCHORED, Message("system", "x")], ())
+            self._text([Message("system", "x"), Message("system", "x"), STANDIN], ())
         except _template_errors():
             return False
         return True
@@ -262,12 +268,23 @@ class TemplateRenderer:
         """Whether the reasoning of the answer before may stay where it is."""
         if self._keep or previous.role != "assistant":
             return True
-        thought = replace(_stand_in(previous)[-1], reasoning=_CUT)
-        return (_CUT in self._text([_STANDIN, thought], tools)) == (
-            _CUT in self._text([_STANDIN, thought, *(replace(m, text="x") for m in messages)], tools)
+        thought = replace(stand_in(previous)[-1], reasoning=CUT)
+        return (CUT in self._text([STANDIN, thought], tools)) == (
+            CUT in self._text([STANDIN, thought, *(replace(m, text="x") for m in messages)], tools)
         )
 
     def _text(self, messages: Sequence[Message], tools: Tools, *, opened: bool = False) -> str:
+        if sum(len(m.text) for m in messages) > _SHORT or (tools and tools is not STUB):
+            return self._render(messages, tools, opened=opened)
+        key = (tuple(messages), bool(tools), opened)
+        text = self._texts.get(key)
+        if text is None:
+            if len(self._texts) >= _REMEMBERED:
+                self._texts.clear()
+            text = self._texts[key] = self._render(messages, tools, opened=opened)
+        return text
+
+    def _render(self, messages: Sequence[Message], tools: Tools, *, opened: bool) -> str:
         text = self._tokenizer.apply_chat_template(
             [self._wire(m) for m in messages],
             tools=self._declared(tools),
@@ -301,7 +318,7 @@ class TemplateRenderer:
             return None
         last, declared = self._tools
         if last != tools:
-            declared = json.loads(self._marked(_cleaned(json.dumps(list(tools), ensure_ascii=False)), "system"))
+            declared = json.loads(self._marked(cleaned(json.dumps(list(tools), ensure_ascii=False)), "system"))
             self._tools = (tools, declared)
         return declared
 
@@ -309,13 +326,12 @@ class TemplateRenderer:
         """`text` with a cut after the first character of every added token's text. An assistant's own text keeps its
         ordinary added tokens (`<tool_call>`), which it may have sampled; nobody's keeps special ones."""
         pattern = self._special if role == "assistant" else self._any_token
-        return pattern.sub(lambda found: found[1] + _CUT, text) if pattern.search(text) else text
+        return pattern.sub(lambda found: found[1] + CUT, text) if pattern.search(text) else text
 
     def _encode(self, text: str) -> Ids:
         arrays = [
-            np.array(self._backend.encode(part, add_special_tokens=False).ids, np.int32)
-            for part in text.split(_CUT)
-            if part
+            np.array(encoded.ids, np.int32)
+            for encoded in self._backend.encode_batch_fast([p for p in text.split(CUT) if p], add_special_tokens=False)
         ]
         return np.concatenate(arrays) if arrays else np.empty(0, np.int32)
 
@@ -333,10 +349,10 @@ class TemplateRenderer:
     def _conforms(self) -> bool:
         """Whether extending gives the ids of a whole render, tried once on a small conversation."""
         self._appends = True
-        plain = [_STANDIN, Message("assistant", "ok"), Message("user", "go on")]
+        plain = [STANDIN, Message("assistant", "ok"), Message("user", "go on")]
         asked = Message("assistant", calls=(ToolCall("c", "f", '{"a": "b"}'),))
-        used = [_STANDIN, asked, Message("tool", "r", call_id="c")]
-        return self._extends(plain, ()) and self._extends(used, _STUB)
+        used = [STANDIN, asked, Message("tool", "r", call_id="c")]
+        return self._extends(plain, ()) and self._extends(used, STUB)
 
     def _extends(self, talk: list[Message], tools: Tools) -> bool:
         try:
@@ -347,33 +363,8 @@ class TemplateRenderer:
         return more is not None and np.array_equal(more.ids, whole.ids[-len(more.ids) :])
 
 
-def _cleaned(text: str) -> str:
-    """Without our own marks."""
-    return text.replace(_CUT, "\ufffd").replace(_ANCHOR, "\ufffd") if _CUT in text or _ANCHOR in text else text
-
-
-def _clean(messages: Sequence[Message]) -> list[Message]:
-    return [_clean_message(m) for m in messages]
-
-
-def _clean_message(message: Message) -> Message:
-    texts = {name: _cleaned(getattr(message, name)) for name in ("text", "reasoning", "name", "call_id")}
-    calls = tuple(ToolCall(_cleaned(c.id), _cleaned(c.name), _cleaned(c.arguments)) for c in message.calls)
-    return replace(message, calls=calls, **texts)
-
-
 class _NotAppended(Exception):
     """The template rewrites what stands before."""
-
-
-def _stand_in(previous: Message) -> list[Message]:
-    """A short history that ends as one ending with `previous` would: its text and reasoning do not matter."""
-    if previous.role in ("system", "user"):
-        return [replace(previous, text="x")]
-    if not previous.calls:
-        return [_STANDIN, replace(previous, text=_ANCHOR, reasoning="")]
-    last = replace(previous.calls[-1], arguments=f'{{"x": "{_ANCHOR}"}}')
-    return [_STANDIN, replace(previous, text=_ANCHOR, reasoning="", calls=(*previous.calls[:-1], last))]
 
 
 def _pattern(tokens: list[str]) -> re.Pattern[str]:
