@@ -17,12 +17,13 @@ def inspect(
     run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
     execution: Annotated[str, typer.Argument(metavar="[EXECUTION]", help="One execution, e.g. 3-0.")] = "",
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Rebuild it all and compare.")] = False,
+    token: Annotated[int | None, typer.Option(help="Where the N-th token that EXECUTION trains comes from.")] = None,
 ) -> None:
     """Show a run, or one execution down to its tokens."""
     from qwengyre.observe import inspect as inspection
     from qwengyre.observe.ending import summary_lines
 
-    inspection.show(out, run_dir, execution, _waiting(run_dir), rebuild=rebuild)
+    inspection.show(out, run_dir, execution, _waiting(run_dir), rebuild=rebuild, token=token)
     if not execution and (run_dir / "summary.json").exists():
         out.print("", *summary_lines(run_dir, course_of(run_dir)), sep="\n", soft_wrap=True, markup=False)
 

@@ -4,6 +4,7 @@ Reads the folder only; works on a run that is going on, that ended, or that died
 """
 
 import json
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,27 @@ from rich.table import Table
 
 from qwengyre.errors import ConfigError
 from qwengyre.gateway.journal import read_calls
-from qwengyre.gateway.journal import rebuild as rebuild_tree
 from qwengyre.observe.branching import rules, selection
+from qwengyre.observe.drawing import draw
 from qwengyre.observe.lines import evaluation_line, move_line
-from qwengyre.trajectory.tree import Tree
-from qwengyre.types import ExecutionId, ModelCall, Stretch
+from qwengyre.observe.traced import trace
+from qwengyre.types import ModelCall, Stretch
 
 TEXT = 160
 """Characters of a message that are shown."""
 
 
-def show(out: Console, run_dir: Path, execution: str, waiting: Sequence[str] = (), *, rebuild: bool) -> None:
-    """Print. `waiting`: who waits for what, as the scheduler's journal says. Raises ConfigError for a folder that
-    holds no run, or an execution it lacks."""
+def show(
+    out: Console, run_dir: Path, execution: str, waiting: Sequence[str] = (), *, rebuild: bool, token: int | None = None
+) -> None:
+    """Print. `waiting`: who waits for what, as the scheduler's journal says. `token`: only where this one of the
+    execution's trained tokens comes from. Raises ConfigError for a folder that holds no run, or what it lacks."""
     if not (run_dir / "config.toml").exists():
         raise ConfigError(f"{run_dir} holds no run (no config.toml): give the folder that `qwengyre train` named")
+    if token is not None and not execution:
+        raise ConfigError(f"--token {token} needs an execution: `qwengyre inspect {run_dir}` lists them")
     if execution:
-        _execution(out, run_dir, execution)
+        _execution(out, run_dir, execution, token)
     else:
         _run(out, run_dir, waiting)
     if rebuild:
@@ -81,49 +86,29 @@ def _run(out: Console, run_dir: Path, waiting: Sequence[str]) -> None:
         out.print(f"waiting: {sentence}", soft_wrap=True, markup=False)
 
 
-def _execution(out: Console, run_dir: Path, name: str) -> None:
+def _execution(out: Console, run_dir: Path, name: str, token: int | None) -> None:
     path = run_dir / "calls" / f"{name}.calls"
     if not path.exists():
         raise ConfigError(
             f"{run_dir} has no execution '{name}' with model calls: `qwengyre inspect {run_dir}` lists them"
         )
-    log, tree = read_calls(path), rebuild_tree(path)
-    score = {line["execution"]: line for line in _lines(run_dir / "scores.jsonl")}.get(name)
+    config = tomllib.loads((run_dir / "config.toml").read_text())
+    scores, found = _lines(run_dir / "scores.jsonl"), selection(path, *rules(config))
+    if token is not None:
+        for line in trace(found, token, scores, config["rl"].get("advantage_std", False)):
+            out.print(line, soft_wrap=True, markup=False)
+        return
+    score = {line["execution"]: line for line in scores}.get(name)
     if score:
         said = f"{score['task']}, {score['ending']}, {score['verdict']} {score['score']:.3f} {score['reason']}"
         out.print(f"{name}: {said}", soft_wrap=True, markup=False)
-    out.print(f"{len(log.calls)} calls, {tree.num_tokens} distinct tokens, {'sealed' if log.sealed else 'open'}")
-    _tree(out, tree, trained=ExecutionId.parse(name).evaluation < 0)
-    _selection(out, run_dir, path)
+    log, tree = found.log, found.tree
+    title = f"{len(log.calls)} calls, {tree.num_tokens} distinct tokens, {'sealed' if log.sealed else 'open'}"
+    out.print(draw(found, title), soft_wrap=True)
+    for line in found.lines():
+        out.print(line, soft_wrap=True, markup=False)
     for call in log.calls:
         _call(out, call, delivered=call.call in log.delivered)
-
-
-def _tree(out: Console, tree: Tree, *, trained: bool) -> None:
-    table = _table("row", "parent", "kind", "tokens", "from", "call", "weights", "trains")
-    for row in range(len(tree)):
-        sampled = row in tree.versions
-        trains = ("withheld" if row in tree.withheld else "yes" if trained else "never") if sampled else ""
-        table.add_row(
-            str(row),
-            str(tree.parents[row]),
-            tree.kinds[row].name.lower(),
-            str(len(tree.ids(row))),
-            str(tree.lengths[row] - len(tree.ids(row))),
-            str(tree.calls[row]),
-            " ".join(f"v{version}" for _, version in tree.versions.get(row, ())),
-            trains,
-        )
-    out.print(table)
-
-
-def _selection(out: Console, run_dir: Path, path: Path) -> None:
-    """What the run's own seed selects of this tree, and why."""
-    import tomllib
-
-    config = tomllib.loads((run_dir / "config.toml").read_text())
-    for line in selection(path, *rules(config)).lines():
-        out.print(line, soft_wrap=True, markup=False)
 
 
 def _stretch(stretch: Stretch) -> str:
