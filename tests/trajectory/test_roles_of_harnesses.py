@@ -119,6 +119,13 @@ def test_a_title_that_no_table_knows_goes_nowhere():
     assert names(record, [title, main]) == [AUXILIARY, MAIN]
 
 
+def test_a_first_call_without_tools_that_the_history_goes_on_with_is_main():
+    record = Record()
+    plain = record.call(ROOT, user(TASK), text="I will need tools.", tools=[], thread="n")
+    main = record.call(ROOT, user(TASK), assistant("I will need tools."), user("Here they are."))
+    assert names(record, [plain, main]) == [MAIN, MAIN]
+
+
 def test_a_harness_without_tools_has_no_auxiliary_calls():
     record = Record()
     main = record.call(ROOT, user(TASK), text="ls", tools=[])

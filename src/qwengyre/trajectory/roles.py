@@ -118,6 +118,7 @@ class _Evidence:
         self._began = list(dict.fromkeys(line_of))
         self._tools = _tools(tree, self._flow)
         self._summaries = {s: n for n in self._began if (s := self._flow.summarised(n)) is not None}
+        self._goes_on = {self._line.get(source) for n in self._began if (source := self._flow.carried(n)) is not None}
         self._whose: dict[int, _Found] = {}
         self._by_thread: dict[str, str] = {}
         for began in self._began:
@@ -184,7 +185,7 @@ class _Evidence:
         thread = self._threads[began]
         if (known := self._by_thread.get(thread)) is not None:
             return _Found(known, f"no other evidence for call {began}, and its thread {thread} is of {known}")
-        lacks_tools = self._tools.get(began) == [] and any(self._tools.values())
+        lacks_tools = self._tools.get(began) == [] and any(self._tools.values()) and began not in self._goes_on
         if not self._by_thread and not lacks_tools:
             return _Found(MAIN, f"the first context line, begun by call {began}")
         if errand is not None:
