@@ -98,3 +98,23 @@ async def test_a_checkpoint_is_complete_or_absent_and_a_new_cell_continues_from_
 def test_incarnations_grow_and_are_never_drawn_twice(tmp_path: Path) -> None:
     assert [draw_incarnation(tmp_path, "cell-0") for _ in range(3)] == [0, 1, 2]
     assert draw_incarnation(tmp_path, "cell-1") == 0
+
+
+async def test_a_cell_without_a_model_answers_and_trains(tmp_path: Path) -> None:
+    spec = CellSpec(
+        0, tmp_path, tmp_path / "no model", 256, (258,), executions=8, seed=0, engine="emulated", trainer="emulated",
+        engine_args={"time_scale": 100.0}, trainer_args={"time_scale": 100.0},
+    )  # fmt: skip
+    cell = Cell(spec)
+    url = (await cell.start(0, None)).url
+    await cell.roll(0)
+    said = (await generate(url)).json()["choices"][0]
+    await cell.shut()
+    await cell.drain()
+    await cell.train()
+    assert (await cell.accumulate(as_micro_step(said), 0))["targets"] == len(said["token_ids"])
+    assert (await cell.close_step(0, 1.0, 1e-2))["grad_norm"] == 0
+    await cell.publish(1)
+    await cell.roll(1)
+    assert (await generate(url)).json()["choices"][0]["weight_versions"][0]["version"] == "1"
+    await cell.stop()

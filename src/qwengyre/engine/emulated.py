@@ -46,6 +46,10 @@ class Speed:
     letters: Sequence[int] = (64, 90)
     """Token ids [low, high) that are said."""
 
+    def rate(self, decoding: int) -> float:
+        """Tokens a real second of each of so many calls."""
+        return self.time_scale * self.tokens_per_s / (1 + self.alpha * max(0, decoding - 1))
+
 
 @dataclass
 class Running:
@@ -153,9 +157,7 @@ class EmulatedEngine:
         self._at = now
 
     def _rate(self) -> float:
-        """Tokens a real second of one call."""
-        speed = self._speed
-        return speed.time_scale * speed.tokens_per_s / (1 + speed.alpha * max(0, self._decoding - 1))
+        return self._speed.rate(self._decoding)
 
     def _plan(self) -> None:
         """Wake up when the next call is over."""
