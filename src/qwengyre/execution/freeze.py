@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -158,9 +159,13 @@ def remove(folder: Path) -> None:
             subprocess.run([*command, "--", folder], check=False, capture_output=True)
 
 
-def diff(before: list[Path], after: Path) -> str:
-    """A unified diff from the folders `before` (later ones win) to `after`; bounded, binary files only named."""
-    old = {name: path for folder in before for name, path in _files(folder).items()}
+def diff(before: list[Path], after: Path, *, without: Sequence[str] = ()) -> str:
+    """A unified diff from the folders `before` (later ones win) to `after`; bounded, binary files only named.
+
+    `without`: names that were not shown of `before`, at any depth.
+    """
+    hidden = set(without)
+    old = {name: path for folder in before for name, path in _files(folder).items() if not hidden & {*name.split("/")}}
     new = _files(after)
     pieces: list[str] = []
     total = 0

@@ -18,9 +18,9 @@ from qwengyre.errors import RunError
 from qwengyre.execution.harnesses.base import Door, Harness, Launch
 from qwengyre.execution.sandboxes.base import HOME, HOST, Box, BoxSpec, Exit, Sandbox
 from qwengyre.execution.scoring import score, without_grading
-from qwengyre.execution.verifiers.base import Grade, Verifier
-from qwengyre.execution.verifiers.harbor import LOGS, TESTS, HarborVerifier
-from qwengyre.execution.workplace import Workplace
+from qwengyre.execution.verifiers.base import LOGS, TESTS, Grade
+from qwengyre.execution.verifiers.build import Verifiers
+from qwengyre.execution.workplace import GradingCopy, Workplace
 from qwengyre.types import Ending, Limits, Query, Settlement, Verdict
 
 QueuedSeconds = Callable[[], Awaitable[float]]
@@ -48,13 +48,16 @@ class Runner:
         retries: int,
         concurrent_verifiers: int,
         model: str,
-        verifier: Verifier | None = None,
+        verifier: str = "task",
     ):
-        """`folder` holds `executions/<id>`s and is kept; `scratch` is emptied as they end. Touches nothing yet."""
+        """`folder` holds `executions/<id>`s and is kept; `scratch` is emptied as they end. Touches nothing yet.
+
+        `verifier`: `task` (what each task says), or one for all as `package.module:Class`.
+        """
         self.run_id = run_id
         self._folder, self._scratch, self._model = folder, scratch, model
         self._harness, self._sandbox, self._images = harness, sandbox, images
-        self._verifier = verifier or HarborVerifier()
+        self._verifiers = Verifiers(scratch, verifier)
         self._retries, self._turn = retries, asyncio.Semaphore(concurrent_verifiers)
         self._live: dict[str, _Live] = {}
         self._killed: set[str] = set()
@@ -101,7 +104,7 @@ class Runner:
             return settled
         try:
             work = await self.freeze(execution, query)
-        except RunError as error:
+        except (RunError, OSError) as error:  # a full disk, say
             return Settlement(Verdict.DROPPED, reason=str(error))
 
         async def attempt(number: int) -> Grade:
@@ -128,33 +131,43 @@ class Runner:
         await asyncio.gather(*(self.kill(execution) for execution in list(self._live)))
 
     async def _grade(self, execution: str, query: Query, number: int, work: str) -> Grade:
-        """One attempt in a fresh sandbox without a way out."""
+        """One attempt in a fresh sandbox without a way out. Whatever goes wrong is a failed evaluation, with why."""
         place, started = self._place(execution, query), time.time()
-        copy, frozen = await asyncio.to_thread(place.grading_copy, number)
         try:
-            if frozen.hash != work:
-                grade = Grade(
-                    None, f"the frozen work in {place.work} has changed: hash {frozen.hash[:12]}, not {work[:12]}"
-                )
-            else:
-                spec = BoxSpec(
-                    name=f"{execution}-v{number}",
-                    root=self._root(query),
-                    workdir=query.workdir,
-                    workspace=copy.workspace,
-                    limits=query.limits,
-                    read_only={TESTS: query.tests},
-                    writable={LOGS: str(copy.logs)},
-                )
-                async with self._open(execution, spec) as box:
-                    grade = await self._verifier.grade(query, box, copy.logs)
+            copy, frozen = await asyncio.to_thread(place.grading_copy, number)
+            try:
+                if frozen.hash == work:
+                    grade = await self._verify(execution, query, copy, number)
+                else:
+                    differs = f"hash {frozen.hash[:12]}, not {work[:12]}"
+                    grade = Grade(None, f"the frozen work in {place.work} has changed: {differs}")
+            finally:
+                await asyncio.to_thread(copy.clear)
+            notes = {"work": work, "seconds": round(time.time() - started, 3), **asdict(grade)}
+            await asyncio.to_thread(place.write, f"verifier/{number}/grade.json", notes)
         except OSError as error:
-            grade = Grade(None, f"no sandbox: {error}")
-        finally:
-            await asyncio.to_thread(copy.clear)
-        notes = {"work": work, "seconds": round(time.time() - started, 3), **asdict(grade)}
-        await asyncio.to_thread(place.write, f"verifier/{number}/grade.json", notes)
+            return Grade(None, f"no sandbox: {error}")
         return grade
+
+    async def _verify(self, execution: str, query: Query, copy: GradingCopy, number: int) -> Grade:
+        """The verifier in its box."""
+        verifier = self._verifiers.of(query)
+        spec = BoxSpec(
+            name=f"{execution}-v{number}",
+            root=self._root(query),
+            workdir=query.workdir,
+            workspace=copy.workspace,
+            limits=query.limits,
+            read_only={TESTS: query.tests, **await asyncio.to_thread(verifier.mounts, query)},
+            writable={LOGS: str(copy.logs)},
+        )
+        async with self._open(execution, spec) as box:
+            try:
+                return await verifier.grade(query, box, copy.logs)
+            except OSError:
+                raise
+            except Exception as error:  # a verifier of the user's own
+                return Grade(None, f"the verifier raised {type(error).__name__}: {str(error)[:200]}")
 
     def _spec(self, execution: str, query: Query, place: Workplace, socket: Path) -> BoxSpec:
         """The box of the harness: its own tools, a home, the way to the gateway."""

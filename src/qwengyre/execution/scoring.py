@@ -1,4 +1,9 @@
-"""From an ending to a settlement: what is scored, what is tried again, what is dropped, what is a placeholder."""
+"""From an ending to a settlement: what is scored, what is tried again, what is dropped, what is a placeholder.
+
+finished | harness time-out | harness crash -> frozen -> evaluating -> scored
+                                                             \\-> failed -> again, the same hash -> dropped
+overall time-out | lost -> dropped                nothing to assess -> placeholder, reward 0
+"""
 
 from collections.abc import Awaitable, Callable
 
@@ -25,9 +30,9 @@ async def score(grade: Callable[[int], Awaitable[Grade]], *, work: str, retries:
     reasons: list[str] = []
     for attempt in range(1 + retries):
         result = await grade(attempt)
-        if result.score is not None:
+        if result.score is not None and 0 <= result.score <= 1:  # false for NaN
             detail = {**result.detail, "attempts": attempt + 1}
-            return Settlement(Verdict.SCORED, result.score, work=work, detail=detail)
-        reasons.append(result.reason)
+            return Settlement(Verdict.SCORED, result.score, result.reason, work=work, detail=detail)
+        reasons.append(result.reason or f"score {result.score} is not in [0, 1]")
     reason = f"evaluation failed {len(reasons)} times on the same work: {reasons[-1]}"
     return Settlement(Verdict.DROPPED, reason=reason, work=work, detail={"attempts": len(reasons), "reasons": reasons})

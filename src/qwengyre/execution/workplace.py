@@ -1,6 +1,6 @@
 """The folders of one execution, and the blocking work on them. Called in threads.
 
-folder/<execution>/   harness.log  ending.json  diff  work/  frozen.json  verifier/<attempt>/    kept with the run
+folder/<execution>/   harness.log  ending.json  scrubbed.json  diff  work/  frozen.json  verifier/<attempt>/    kept
 scratch/<execution>/  workspace/  home/                                                        gone once frozen
 """
 
@@ -14,6 +14,8 @@ from typing import Any
 from qwengyre.errors import RunError
 from qwengyre.execution.freeze import Frozen, diff, freeze, remove
 from qwengyre.execution.sandboxes.base import HOST
+from qwengyre.execution.tasksets.leaks import CACHES, HISTORY, scrub
+from qwengyre.execution.verifiers import options
 from qwengyre.types import Query
 
 
@@ -32,7 +34,8 @@ class Workplace:
     def prepare(self) -> None:
         """Empty folders, with the image's workdir and the task's environment in the workspace.
 
-        What an execution of that name left behind is removed: it was ended before it was frozen.
+        What an execution of that name left behind is removed: it was ended before it was frozen. Histories, caches and
+        copies of the solution do not stay in the workspace.
         """
         self.clear()
         remove(self.folder)
@@ -44,6 +47,9 @@ class Workplace:
         if self._query.environment:
             shutil.copytree(self._query.environment, self.workspace, symlinks=True, dirs_exist_ok=True)
             _make_writable(self.workspace)
+        solution = Path(self._query.metadata.get("folder") or "/nonexistent", "solution")
+        if scrubbed := scrub(self.workspace, solution):
+            self.write("scrubbed.json", {"scrubbed": scrubbed})
 
     def write_home(self, files: dict[str, str]) -> None:
         """A harness's own files, before it starts."""
@@ -79,7 +85,9 @@ class Workplace:
         made = freeze(self.workspace, self.folder / "work.part", workdir=self._query.workdir, most_bytes=self._bytes)
         os.rename(self.folder / "work.part", self.work)
         before = [path for path in (self._image, Path(self._query.environment or "/nonexistent")) if path]
-        (self.folder / "diff").write_text(diff(before, self.work), encoding="utf-8", errors="replace")
+        (self.folder / "diff").write_text(
+            diff(before, self.work, without=(*HISTORY, *CACHES)), encoding="utf-8", errors="replace"
+        )
         self.write("frozen.json", asdict(made))
         self.clear()
         return made.hash
@@ -94,11 +102,28 @@ class Workplace:
         for name in self._query.metadata.get("remove_before_grading", ()):
             for path in list(copy.workspace.rglob(name)):
                 remove(path)
+        make_room(copy.workspace, options.of(self._query).place)
         return copy, frozen
 
     def clear(self) -> None:
         """Remove the workspace and the home."""
         remove(self._scratch)
+
+
+def make_room(workspace: Path, place: str) -> None:
+    """An empty folder at `place`, for tests that are laid there: no link on the way, and nothing beside it that Python
+    would import by its name."""
+    folder = workspace
+    for part in filter(None, place.split("/")):
+        if folder.joinpath(part).is_symlink() or not folder.joinpath(part).is_dir():
+            remove(folder / part)
+        folder = folder / part
+        folder.mkdir(exist_ok=True)
+    if folder != workspace:
+        for path in list(folder.parent.iterdir()):
+            if path.name.split(".")[0] == folder.name:
+                remove(path)
+        folder.mkdir()
 
 
 def _make_writable(folder: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qwengyre.errors import TaskError
+from qwengyre.execution.tasksets.grading import grading
 from qwengyre.execution.tasksets.leaks import refuse_leaks
 from qwengyre.execution.tasksets.schema import check, megabytes
 from qwengyre.types import Limits, Query
@@ -63,9 +64,10 @@ def read(folder: Path, limits: Limits) -> Query:
     for name, why in (("steps", "multi-step tasks"), ("trajectory.json", "prior context")):
         if (folder / name).exists():
             raise TaskError(f"{folder / name}: {why}: not supported yet, remove it")
-    if not (folder / "tests" / "test.sh").is_file():
+    verifying = grading(values, folder)
+    if verifying.kind != "pytest" and not (folder / "tests" / "test.sh").is_file():
         raise TaskError(f"{folder}: no tests/test.sh: a task needs the script that writes its reward")
-    metadata = {"folder": str(folder), **_remove(values, file), **_kind(values)}
+    metadata = {"folder": str(folder), "verifier": verifying, **_remove(values, file), **_kind(values)}
     return Query(
         name=values.get("task", {}).get("name", folder.name),
         instruction=_instruction(folder / "instruction.md"),
@@ -82,7 +84,9 @@ def read(folder: Path, limits: Limits) -> Query:
 
 def _folders(path: Path) -> list[Path]:
     if not path.is_dir():
-        raise TaskError(f"tasks.path={path}: no such folder in {Path.cwd()}: expected a task folder or a folder of them")
+        raise TaskError(
+            f"tasks.path={path}: no such folder in {Path.cwd()}: expected a task folder or a folder of them"
+        )
     if (path / "task.toml").exists():
         return [path]
     parts = ("task.toml", "instruction.md", "tests", "solution")

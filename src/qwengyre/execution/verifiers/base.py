@@ -7,6 +7,9 @@ from typing import Any, Protocol
 from qwengyre.execution.sandboxes.base import Box
 from qwengyre.types import Query
 
+TESTS = "/tests"
+LOGS = "/logs"
+
 
 @dataclass(frozen=True)
 class Grade:
@@ -20,6 +23,13 @@ class Grade:
 class Verifier(Protocol):
     """Grades in an open box that has no network: the work in `query.workdir`, tests in /tests, read-only."""
 
+    def mounts(self, query: Query) -> dict[str, str]:
+        """Host paths that its box shows read-only beside /tests: path inside -> host path. Blocks; run in a thread."""
+        ...
+
     async def grade(self, query: Query, box: Box, logs: Path) -> Grade:
-        """Run it once. `logs` is the host folder that is writable at /logs inside; its `verifier/` is empty."""
+        """Run it once. `logs` is the host folder that is writable at /logs inside; its `verifier/` is empty.
+
+        What it raises is a failed evaluation as well.
+        """
         ...

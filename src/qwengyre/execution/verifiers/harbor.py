@@ -1,4 +1,4 @@
-"""Run a task's tests/test.sh and read the reward that it leaves in /logs/verifier.
+"""Run a task's tests/test.sh and read the reward, or the report of tests, that it leaves in /logs/verifier.
 
 Its exit code and its printed text are never trusted. Tests whose paths cannot be fixed find them in TASK_WORKDIR,
 TASK_TESTS and TASK_LOGS.
@@ -9,16 +9,18 @@ import os
 from pathlib import Path
 
 from qwengyre.execution.sandboxes.base import Box, Exit
-from qwengyre.execution.verifiers.base import Grade
-from qwengyre.execution.verifiers.reward import NoReward, read
+from qwengyre.execution.verifiers import ctrf, options, reward
+from qwengyre.execution.verifiers.base import LOGS, TESTS, Grade
+from qwengyre.execution.verifiers.files import NoReward
 from qwengyre.types import Query
 
-TESTS = "/tests"
-LOGS = "/logs"
 
+class ScriptVerifier:
+    """The verifier of the Harbor task format: kinds `reward` and `ctrf`."""
 
-class HarborVerifier:
-    """The verifier of the Harbor task format."""
+    def mounts(self, query: Query) -> dict[str, str]:
+        """Nothing more."""
+        return {}
 
     async def grade(self, query: Query, box: Box, logs: Path) -> Grade:
         """See `Verifier.grade`."""
@@ -35,8 +37,12 @@ class HarborVerifier:
         trouble = _trouble(end, query)
         if trouble:
             return Grade(None, trouble)
+        wanted = options.of(query)
         try:
-            score, detail = await asyncio.to_thread(read, logs / "verifier")
+            if wanted.kind == "ctrf":
+                score, detail = await asyncio.to_thread(ctrf.read, logs / "verifier", wanted.ids)
+            else:
+                score, detail = await asyncio.to_thread(reward.read, logs / "verifier")
         except NoReward as error:
             memory = f" (killed for memory above {query.limits.memory_mb} MB)" if end.out_of_memory else ""
             return Grade(None, f"{error}{memory}")
