@@ -83,6 +83,8 @@ class Sandbox(Section):
 class Scoring(Section):
     """A failed evaluation is retried on the same frozen work, then the execution is dropped."""
 
+    verifier: str = "task"
+    """`task`: what each task says; or one for all of them, `package.module:Class`."""
     retries: int = Field(default=2, ge=0)
     timeout_s: float = Field(default=600.0, gt=0)
     """Most wall time of one evaluation, whatever the task says."""

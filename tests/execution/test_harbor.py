@@ -9,6 +9,7 @@ import pytest
 
 from qwengyre.errors import TaskError
 from qwengyre.execution.tasksets.harbor import HarborTasks
+from qwengyre.execution.verifiers.options import Options
 from qwengyre.types import Limits
 
 CAPS = Limits(agent_s=100, overall_s=200, verifier_s=700, memory_mb=1000, pids=64, disk_mb=500)
@@ -165,6 +166,12 @@ def test_a_broken_toml_is_one_line(write: Callable[..., Path], toml: str, messag
         ({"environment/Dockerfile": "FROM x"}, "images are not built here: set environment.docker_image"),
         ({"trajectory.json": "{}"}, "prior context: not supported yet"),
         ({"environment/repo/.git/HEAD": "x"}, r"repo/\.git: the agent could read the task's history"),
+        (
+            {"environment/backup/HEAD": "x", "environment/backup/objects/a": "", "environment/backup/refs/b": ""},
+            "history",
+        ),
+        ({"environment/x.bin": "# v2 git bundle\n"}, r"environment/x\.bin: the agent could read the task's history"),
+        ({"environment/x.pack": "PACK\0\0\0\2"}, r"environment/x\.pack: the agent could read the task's history"),
         ({"environment/tests/test.sh": "x"}, "environment/tests: the agent could read"),
         ({"environment/solve.sh": "x"}, "environment/solve.sh: the agent could read"),
         (
@@ -203,3 +210,63 @@ def test_no_tasks(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     with pytest.raises(TaskError, match=re.escape(f"tasks.path={tmp_path}: no task folder in it")):
         HarborTasks(tmp_path, limits=CAPS)
+
+
+PYTEST = """[metadata.verifier]
+kind = "pytest"
+test_timeout_sec = 5
+imports = ["src", "."]
+paths = ["/opt/deps"]
+plugins = ["pytest_asyncio"]
+place = "tests"
+"""
+
+
+def test_how_work_is_graded(write: Callable[..., Path]) -> None:
+    path = write("", name="a")
+    write(
+        PYTEST, name="b", **{"tests/test.sh": None, "tests/ids.txt": "# two\n\ntests/a/t.py::x[1 2]\ntests/a/t.py::y\n"}
+    )
+    write("", name="b", **{"task.toml": PYTEST, "tests/test.sh": None, "tests/a/t.py": ""})
+    write('[metadata.verifier]\nkind = "ctrf"\nids = "list"\n', name="c", **{"tests/list": "any name\n"})
+    plain, tests, report = HarborTasks(path, limits=CAPS)
+    assert plain.metadata["verifier"] == Options()
+    assert tests.metadata["verifier"] == Options(
+        kind="pytest",
+        ids=("tests/a/t.py::x[1 2]", "tests/a/t.py::y"),
+        test_s=5,
+        imports=("src", "."),
+        paths=("/opt/deps",),
+        plugins=("pytest_asyncio",),
+        place="tests",
+    )
+    assert report.metadata["verifier"] == Options(kind="ctrf", ids=("any name",))
+
+
+@pytest.mark.parametrize(
+    ("table", "files", "message"),
+    [
+        ('kind = "junit"', {}, "metadata.verifier.kind='junit': only 'reward' or 'pytest' or 'ctrf'"),
+        ('kinds = "ctrf"', {}, r"unknown key 'metadata.verifier.kinds': did you mean 'kind'\?"),
+        ('ids = "ids.txt"', {}, "metadata.verifier.ids means nothing for kind='reward'"),
+        ('kind = "ctrf"\nplace = "x"', {}, "metadata.verifier.place means nothing for kind='ctrf'"),
+        ('kind = "ctrf"', {}, r"ids\.txt: expected the list of test ids, one a line: .*No such file"),
+        ('kind = "ctrf"', {"tests/ids.txt": "# none\n"}, "expected test ids, one a line, each once"),
+        ('kind = "ctrf"', {"tests/ids.txt": "a\nb\na\n"}, "expected test ids, one a line, each once"),
+        ('kind = "ctrf"', {"tests/ids.txt": "a", "tests/test.sh": None}, "no tests/test.sh"),
+        ('kind = "pytest"', {"tests/ids.txt": "t.py::x"}, "a test id names 't.py': expected a file of this folder"),
+        ('kind = "pytest"', {"tests/ids.txt": "../t.py::x"}, "a test id names '../t.py'"),
+        ('kind = "pytest"\nplace = "a"', {"tests/ids.txt": "t.py::x", "tests/t.py": ""}, "after 'a/'"),
+        ('kind = "pytest"\nplace = "../a"', {}, "place='../a': expected a relative path without '..'"),
+        ('kind = "pytest"\nimports = ["/x"]', {}, "expected a relative path without '..'"),
+        ('kind = "pytest"\nplugins = "x"', {}, "expected a list of strings"),
+        ('kind = "pytest"\ntest_timeout_sec = 0', {}, "expected a number above 0"),
+    ],
+)
+def test_a_wrong_verifier_table_is_one_line(
+    write: Callable[..., Path], table: str, files: dict[str, str | None], message: str
+) -> None:
+    path = write(f"[metadata.verifier]\n{table}\n", **files)
+    with pytest.raises(TaskError, match=message) as caught:
+        HarborTasks(path, limits=CAPS)
+    assert "\n" not in str(caught.value)

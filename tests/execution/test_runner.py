@@ -1,8 +1,11 @@
 """One execution, start to settlement, with real harness processes and verifiers in real boxes."""
 
 import asyncio
+import errno
 import json
 import subprocess
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +14,12 @@ from typing import Any
 import pytest
 
 from qwengyre.errors import RunError
+from qwengyre.execution import freeze as freezing
 from qwengyre.execution.harnesses.command import CommandHarness
 from qwengyre.execution.runner import Runner
+from qwengyre.execution.verifiers.base import Grade
+from qwengyre.execution.verifiers.options import Options
+from qwengyre.execution.workplace import Workplace
 from qwengyre.types import Ending, Query, Settlement, Verdict
 
 Make = Callable[..., Runner]
@@ -88,9 +95,9 @@ async def test_limits_that_end_a_harness_are_scored(
 async def test_a_time_out_is_scored_and_leaves_nothing(execute: Any, task: Task, folder: Path) -> None:
     query = task(WORD)
     line = "echo yes > answer; trap '' TERM; setsid nohup sleep 31313 & sleep 31313"
-    ending, settled = await execute(line, replace(query, limits=replace(query.limits, agent_s=0.5)))
+    ending, settled = await execute(line, replace(query, limits=replace(query.limits, agent_s=2)))
     assert (ending, settled.verdict, settled.score) == (Ending.HARNESS_TIMEOUT, Verdict.SCORED, 1.0)
-    assert notes(folder, "ending.json")["reason"] == "active for more than 0.5 s"
+    assert notes(folder, "ending.json")["reason"] == "active for more than 2 s"
     assert "sleep 31313" not in processes()
 
 
@@ -373,3 +380,87 @@ async def test_verifiers_wait_their_turn(
     watcher.cancel()
     assert [s.score for s in settled] == [1.0] * 3
     assert most == 1
+
+
+async def test_a_sparse_file_of_20_gb_and_a_bomb_of_files_are_bounded(
+    execute: Any, task: Task, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(freezing, "MOST_FILES", 500)
+    line = """
+echo yes > answer; truncate -s 20G by-name
+python3 -c '
+import os
+os.mkdir("bomb")
+for n in range(600): open(f"bomb/{n:04}", "w").close()
+with open("sparse", "wb") as file:
+    try: file.truncate(20 << 30)
+    except OSError: file.truncate(31 << 20)'
+"""
+    ending, settled = await execute(line, task(WORD), retries=0)
+    assert (ending, settled.verdict, settled.score) == (Ending.FINISHED, Verdict.SCORED, 1.0)
+    frozen = notes(folder, "frozen.json")
+    assert len(list((folder / "work").rglob("*"))) == 500
+    assert frozen["bytes"] < 32 << 20
+    assert any("more than 500 entries" in line for line in frozen["left_out"])
+
+
+class Broken:
+    """A verifier of the user's own, as bad as can be."""
+
+    def mounts(self, query: Query) -> dict[str, str]:
+        return {}
+
+    async def grade(self, query: Query, box: Any, logs: Path) -> Grade:
+        if query.name == "raises":
+            raise KeyError("x")
+        return Grade(float(query.name))
+
+
+@pytest.mark.parametrize(
+    ("name", "score", "reason"),
+    [
+        ("0.25", 0.25, ""),
+        ("nan", None, "score nan is not in [0, 1]"),
+        ("inf", None, "score inf is not in [0, 1]"),
+        ("-1", None, "score -1.0 is not in [0, 1]"),
+        ("raises", None, "the verifier raised KeyError: 'x'"),
+    ],
+)
+async def test_a_verifier_of_one_s_own(
+    execute: Any, task: Task, monkeypatch: pytest.MonkeyPatch, name: str, score: float | None, reason: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "own", types.SimpleNamespace(Broken=Broken))
+    _, settled = await execute("true", task(WORD, name=name), verifier="own:Broken", retries=0)
+    if score is None:
+        assert settled.verdict is Verdict.DROPPED
+        assert settled.reason.endswith(reason)
+    else:
+        assert (settled.verdict, settled.score) == (Verdict.SCORED, score)
+
+
+@pytest.mark.parametrize("method", ["freeze", "grading_copy"])
+async def test_a_full_disk_drops_the_execution_and_nothing_else(
+    execute: Any, task: Task, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def full(*words: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Workplace, method, full)
+    _, settled = await execute("true", task(WORD), retries=1)
+    assert settled.verdict is Verdict.DROPPED
+    assert "No space left on device" in settled.reason
+
+
+async def test_a_report_of_tests_is_scored_by_the_fixed_list(execute: Any, task: Task) -> None:
+    grade = """#!/bin/bash
+cd $TASK_LOGS
+echo '{"results": {"tests": [{"name": "a", "status": "passed"}, {"name": "z", "status": "passed"}]}}' > ctrf.json
+echo 1 > $TASK_LOGS/reward.txt
+"""
+    query = task(grade, metadata={"verifier": Options(kind="ctrf", ids=("a", "b", "c", "d"))})
+    _, settled = await execute("true", query)
+    assert (settled.verdict, settled.score, settled.detail["missing"]) == (Verdict.SCORED, 0.25, 3)
+    query = task("#!/bin/bash\necho 1 > $TASK_LOGS/reward.txt\n", metadata=query.metadata)
+    _, settled = await execute("true", query, retries=0)
+    assert settled.verdict is Verdict.DROPPED
+    assert settled.reason.endswith("the verifier wrote no ctrf.json")

@@ -36,6 +36,7 @@ class BoxSpec:
     harness: dict[str, Any]
     sandbox: str
     images: dict[str, str] = field(default_factory=dict[str, str])
+    verifier: str = "task"
     retries: int = 2
     concurrent_verifiers: int = 4
     away_s: float = AWAY_S
@@ -139,6 +140,7 @@ class Box:
             harness=build_harness(**spec.harness),
             sandbox=build_sandbox(spec.sandbox, run_id=spec.run_id, scratch=spec.scratch),
             images=spec.images,
+            verifier=spec.verifier,
             retries=spec.retries,
             concurrent_verifiers=spec.concurrent_verifiers,
             model=spec.model,

@@ -36,6 +36,7 @@ def prepare(config: Config, scratch: Path, progress: Progress) -> Prepared:
     """Check and fetch. Raises ConfigError or MachineError (exit 2). `scratch`: a folder for generated tasks."""
     from qwengyre.execution.harnesses import build as harnesses
     from qwengyre.execution.sandboxes import build as sandboxes
+    from qwengyre.execution.verifiers import build as verifiers
     from qwengyre.model import load
     from qwengyre.trainer import lora
     from qwengyre.trainer.shape import tree_depth
@@ -45,6 +46,7 @@ def prepare(config: Config, scratch: Path, progress: Progress) -> Prepared:
     check_kinds(config)
     _check_port(config.gateway.port)
     sandboxes.check_images(config.sandbox.images)
+    verifiers.check(config.scoring.verifier)
     enforcement = sandboxes.build(config.sandbox.kind, run_id="check", scratch=scratch).check()
     tasks = tasks_of(config, scratch)
     for warning in (unmapped(tasks, config.sandbox.images), unseen(config.harness, config.sandbox)):

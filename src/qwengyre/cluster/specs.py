@@ -58,6 +58,7 @@ class Specs:
             harness=harness_of(config),
             sandbox=config.sandbox.kind,
             images=config.sandbox.images,
+            verifier=config.scoring.verifier,
             retries=config.scoring.retries,
             concurrent_verifiers=config.sandbox.concurrent,
         )

@@ -162,10 +162,12 @@ def remove(folder: Path) -> None:
 def diff(before: list[Path], after: Path, *, without: Sequence[str] = ()) -> str:
     """A unified diff from the folders `before` (later ones win) to `after`; bounded, binary files only named.
 
-    `without`: names that were not shown of `before`, at any depth.
+    `without`: files and folders of `before` that were not shown, relative.
     """
+    old = {name: path for folder in before for name, path in _files(folder).items()}
     hidden = set(without)
-    old = {name: path for folder in before for name, path in _files(folder).items() if not hidden & {*name.split("/")}}
+    if hidden:
+        old = {name: path for name, path in old.items() if not hidden & {name, *map(str, Path(name).parents)}}
     new = _files(after)
     pieces: list[str] = []
     total = 0

@@ -14,7 +14,7 @@ from typing import Any
 from qwengyre.errors import RunError
 from qwengyre.execution.freeze import Frozen, diff, freeze, remove
 from qwengyre.execution.sandboxes.base import HOST
-from qwengyre.execution.tasksets.leaks import CACHES, HISTORY, scrub
+from qwengyre.execution.tasksets.leaks import scrub
 from qwengyre.execution.verifiers import options
 from qwengyre.types import Query
 
@@ -86,7 +86,9 @@ class Workplace:
         os.rename(self.folder / "work.part", self.work)
         before = [path for path in (self._image, Path(self._query.environment or "/nonexistent")) if path]
         (self.folder / "diff").write_text(
-            diff(before, self.work, without=(*HISTORY, *CACHES)), encoding="utf-8", errors="replace"
+            diff(before, self.work, without=self.read("scrubbed.json").get("scrubbed", ())),
+            encoding="utf-8",
+            errors="replace",
         )
         self.write("frozen.json", asdict(made))
         self.clear()

@@ -1,9 +1,10 @@
 """`[metadata.verifier]` of a task.toml: how its work is graded, checked before anything runs."""
 
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from qwengyre.errors import TaskError, nearest
+from qwengyre.errors import MachineError, TaskError, nearest
 from qwengyre.execution.tasksets.schema import Check, number, one_of, text
 from qwengyre.execution.verifiers.options import KINDS, Options
 
@@ -59,6 +60,8 @@ def grading(values: dict[str, Any], folder: Path) -> Options:
     place = str(PurePosixPath(given.get("place", ""))).removeprefix(".")
     options = Options(**{**plain, "place": place, "ids": _ids(folder / "tests" / given.get("ids", "ids.txt"))})
     if kind == "pytest":
+        if find_spec("pytest") is None:
+            raise MachineError(f"{file}: metadata.verifier.kind='pytest' needs it: pip install 'qwengyre[run]'")
         _check_files(options, folder / "tests")
     return options
 

@@ -44,7 +44,7 @@ def refuse_leaks(environment: Path, task: Path) -> None:
 def scrub(workspace: Path, solution: Path) -> list[str]:
     """Take version control, caches and copies of the solution's files out of a workspace that an agent will see.
 
-    Returns their names, at most 100.
+    Returns their names, relative.
     """
     secrets, found = contents([solution]), list[str]()
     for path in _walk(workspace):
@@ -53,7 +53,7 @@ def scrub(workspace: Path, solution: Path) -> list[str]:
             if _history(path, mode) or path.name in CACHES or _same(path, mode, secrets):
                 remove(path)
                 found.append(str(path.relative_to(workspace)))
-    return found[:100]
+    return found
 
 
 def contents(folders: list[Path]) -> dict[int, set[bytes]]:

@@ -10,6 +10,12 @@ from qwengyre.plugin import named
 from qwengyre.types import Query
 
 
+def check(kind: str) -> None:
+    """Whether `Verifiers` can be made of it. Raises ConfigError."""
+    if kind != "task":
+        named("scoring.verifier", kind, {"task": ""})
+
+
 class Verifiers:
     """Chooses for each query. `folder`: where the pytest that boxes show is kept."""
 
