@@ -41,6 +41,16 @@ def test_a_sub_agent_in_the_background_is_told_by_a_call_that_was_closed():
     assert "result was known" in record.roles()[sub].evidence
 
 
+def test_the_call_that_still_waits_is_the_one_that_told():
+    record = Record()
+    main = record.call(ROOT, user(TASK), makes=(tool("c1", prompt=SUBTASK),))
+    other = record.call(ROOT, user("Another."), makes=(tool("c2", prompt=SUBTASK),))
+    record.call(other, result("c2", "none"), text="Done.")
+    sub = record.call(ROOT, user(SUBTASK), thread="s")
+    assert record.roles()[sub].evidence.endswith("of call 0")
+    assert record.tree.calls[main] == 0
+
+
 def test_a_sub_agent_with_the_threads_own_fingerprint_is_told_by_flow_alone():
     record = Record()
     record.call(ROOT, user(TASK), makes=(tool("c1", prompt=SUBTASK),))
@@ -180,6 +190,13 @@ def test_leaves_that_their_line_went_on_without_are_marked():
         last: ("", -1),
     }
     assert {role.role for role in found.values()} == {MAIN}
+
+
+def test_a_first_call_that_is_asked_again_is_superseded_in_its_own_line():
+    record = Record()
+    first = record.call(ROOT, user(TASK))
+    record.call(record.tree.parents[first])
+    assert record.roles()[first][2:] == ("superseded", 1)
 
 
 def test_a_summary_and_a_sub_agent_are_no_way_around_a_leaf():

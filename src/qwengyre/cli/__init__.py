@@ -10,13 +10,13 @@ from typing import Any
 
 import typer
 
-from qwengyre.cli import evaluate, inspect, machine, replay, serve, sim, train
+from qwengyre.cli import evaluate, export, inspect, machine, replay, serve, sim, train
 from qwengyre.cli.shared import app
 from qwengyre.errors import QwenGyreError
 
-__all__ = ["app", "evaluate", "inspect", "machine", "main", "replay", "serve", "sim", "train"]
+__all__ = ["app", "evaluate", "export", "inspect", "machine", "main", "replay", "serve", "sim", "train"]
 
-ORDER = ("sim", "train", "eval", "serve", "replay", "inspect", "doctor")
+ORDER = ("sim", "train", "eval", "serve", "replay", "inspect", "export", "doctor")
 """Of `--help`: as a newcomer needs them."""
 app.registered_commands.sort(key=lambda command: ORDER.index(command.callback.__name__) if command.callback else 0)
 

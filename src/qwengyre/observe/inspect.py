@@ -95,7 +95,7 @@ def _execution(out: Console, run_dir: Path, name: str, token: int | None) -> Non
     config = tomllib.loads((run_dir / "config.toml").read_text())
     scores, found = _lines(run_dir / "scores.jsonl"), selection(path, *rules(config))
     if token is not None:
-        for line in trace(found, token, scores, config["rl"].get("advantage_std", False)):
+        for line in trace(found, token, scores, config["rl"]):
             out.print(line, soft_wrap=True, markup=False)
         return
     score = {line["execution"]: line for line in scores}.get(name)

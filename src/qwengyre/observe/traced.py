@@ -15,7 +15,7 @@ from qwengyre.trajectory.tree import ROOT
 from qwengyre.types import ExecutionId, ModelCall, Settlement, Verdict
 
 
-def settlements(scores: Sequence[Mapping[str, Any]], group: int) -> dict[int, Settlement]:
+def group_of(scores: Sequence[Mapping[str, Any]], group: int) -> dict[int, Settlement]:
     """Member -> settlement, of the lines of `scores.jsonl` that are of `group`."""
     found: dict[int, Settlement] = {}
     for line in scores:
@@ -25,8 +25,16 @@ def settlements(scores: Sequence[Mapping[str, Any]], group: int) -> dict[int, Se
     return found
 
 
-def trace(found: Selection, token: int, scores: Sequence[Mapping[str, Any]], std: bool = False) -> Iterator[str]:
-    """What is known of the `token`-th token that the execution trains (from 0, in the order of its trajectories).
+def worth(members: Mapping[int, Settlement], rl: Mapping[str, Any]) -> dict[int, float]:
+    """Member -> advantage, as the run's [rl] says; none while the group has members that have not settled."""
+    if len(members) < rl.get("group_size", len(members)):
+        return {}
+    return advantages(members, std=rl.get("advantage_std", False))
+
+
+def trace(found: Selection, token: int, scores: Sequence[Mapping[str, Any]], rl: Mapping[str, Any]) -> Iterator[str]:
+    """What is known of the `token`-th token that the execution trains (from 0, in the order of its trajectories). `rl`:
+    that section of the run's configuration.
 
     Raises ConfigError when it trains fewer.
     """
@@ -44,17 +52,17 @@ def trace(found: Selection, token: int, scores: Sequence[Mapping[str, Any]], std
     offset = at - (found.tree.lengths[row] - len(found.tree.ids(row)))
     place = f"position {at} of trajectory {number} (leaf {pick.leaf}, {pick.role})"
     yield f"trained token {token} of {whole}: id {path.ids[at]}, {place}"
-    yield _worth(found, whole, scores, std)
+    yield _worth(found, whole, scores, rl)
     call = next(call for call in found.log.calls if call.call == found.tree.calls[row])
     yield from _sampled(call, offset, float(path.logprobs[at]))
     yield from _request(found, call)
 
 
-def _worth(found: Selection, whole: int, scores: Sequence[Mapping[str, Any]], std: bool) -> str:
-    members = settlements(scores, found.execution.group)
-    advantage = advantages(members, std=std).get(found.execution.member)
+def _worth(found: Selection, whole: int, scores: Sequence[Mapping[str, Any]], rl: Mapping[str, Any]) -> str:
+    members = group_of(scores, found.execution.group)
+    advantage = worth(members, rl).get(found.execution.member)
     if advantage is None:
-        return "weight: none yet, its group has not settled"
+        return "weight: none, it was dropped or its group has not settled"
     said = ", ".join(
         f"{m}: {s.score:.3f}" if s.verdict is not Verdict.DROPPED else f"{m}: dropped"
         for m, s in sorted(members.items())
