@@ -42,6 +42,7 @@ class Way:
 
 WAYS = [
     Way("elastic", "elastic"),
+    Way("gyre", "gyre"),
     Way("colocate", "colocate"),
     Way("colocate-step", "colocate-step"),
     Way("colocate-drain", "colocate-drain"),
@@ -52,6 +53,8 @@ WAYS = [
     Way("at-once", "at-once", split="standalone"),
     Way("elastic, a publish every step", "elastic", EVERY_STEP),
     Way("elastic, mu 3 phi 1", "elastic", ["rl.mu=3", "rl.phi=1"]),
+    Way("gyre, a publish every step", "gyre", EVERY_STEP),
+    Way("gyre, mu 3 phi 1", "gyre", ["rl.mu=3", "rl.phi=1"]),
     Way("elastic, half the cells of twice the size", "elastic", ["half"]),
 ]
 

@@ -191,15 +191,16 @@ class Policy(Section):
     """How cells move between rollout and training.
 
     `elastic`: one cell at a time, the core first, as soon as the cells that stay have room for every unfinished
-    execution; all return at the burst's end. `colocate`: all cells roll out until the burst's data are complete, then
-    all train. `async`: the first `training` cells always train, the rest (and the standalone ones) always roll out.
+    execution; all return at the burst's end. `gyre`: as elastic, but a further cell only if a micro-step waits for each
+    that trains already. `colocate`: all cells roll out until the burst's data are complete, then all train. `async`:
+    the first `training` cells always train, the rest (and the standalone ones) always roll out.
     """
 
-    kind: Literal["elastic", "colocate", "async"] = "elastic"
+    kind: Literal["gyre", "elastic", "colocate", "async"] = "gyre"
     training: int = Field(default=1, ge=1)
     """Cells that train, for `async`."""
     streaming: bool | Literal["auto"] = "auto"
-    """Whether a finished group is trained before its step's other groups are there. `auto`: for `elastic` only."""
+    """Whether a finished group is trained before its step's others are there. `auto`: for `gyre` and `elastic`."""
 
 
 class Checkpoint(Section):

@@ -177,6 +177,8 @@ class Watch:
         if move.cell < policy.least:
             return
         assert state.pending or (state.trained and move.cell == 0), "data that nobody has claimed"
+        if not policy.lockstep and state.pending:
+            assert state.pending >= policy.gate * (len(state.training) - 1), "enough of them for another cell"
         if policy.when is When.DRAINED:
             assert state.waterlevel == 0, "nothing is live"
         if policy.when in (When.STEP, When.BURST, When.DRAINED):

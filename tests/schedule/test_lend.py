@@ -26,6 +26,18 @@ def test_lends_one_cell_at_a_time_core_first_when_the_rest_has_room(begin: Calla
     assert roles(run) == ["training", "to_training", "rollout"]
 
 
+def test_behind_a_gate_a_further_cell_is_lent_only_for_enough_data(begin: Callable) -> None:
+    run = begin(kind="gyre", cells=3, standalone=1, groups_per_step=3, capacity=6)
+    run.finish(0)
+    run.backlog(pending=1)
+    run.arrive(0, Role.TRAINING)
+    assert roles(run)[:3] == ["training", "to_training", "rollout"], "one micro-step for the one that trains"
+    run.arrive(1, Role.TRAINING)
+    assert run.moves() == [], "one for the two that train"
+    run.backlog(pending=2)
+    assert roles(run)[2] == "to_training"
+
+
 def test_lends_nothing_without_unclaimed_data(begin: Callable) -> None:
     run = begin(cells=3, groups_per_step=2, capacity=4)
     run.finish(0)

@@ -97,7 +97,7 @@ def _next_cells(state: State) -> list[int]:
 def _may_leave(state: State, leaving: list[int]) -> bool:
     if leaving[-1] < state.plan.policy.least:
         return True  # trains for good: it has no executions
-    if not _has_work(state):
+    if not _has_work(state) or 0 < state.pending < state.plan.policy.gate * len(state.training):
         return False
     return _LEAVES[state.plan.policy.when](state, leaving)
 

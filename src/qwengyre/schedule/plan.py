@@ -33,6 +33,8 @@ class Policy:
 
     `lockstep`: all cells that may be lent move at once, instead of one at a time.
     `share`: for When.SHARE, how much of a step's groups is enough.
+    `gate`: lend a further cell only if so many micro-steps wait for each that trains already: executions that have
+    their cells to themselves are faster, and moved less often.
     `streaming`: a group enters its step as soon as it is ready; otherwise a step's groups enter together.
     """
 
@@ -41,6 +43,7 @@ class Policy:
     lockstep: bool = False
     when: When = When.ROOM
     share: float = 0.0
+    gate: float = 0.0
     streaming: bool = True
 
     @staticmethod
@@ -54,6 +57,7 @@ class Policy:
 
 NAMES: Mapping[str, Policy] = {
     "elastic": Policy(),
+    "gyre": Policy(gate=1.0),
     "async": Policy(streaming=False),
     "async-streaming": Policy(),
     "colocate": Policy(lockstep=True, when=When.BURST, streaming=False),
@@ -62,8 +66,8 @@ NAMES: Mapping[str, Policy] = {
     "colocate-streaming": Policy(lockstep=True, when=When.ROOM_OR_BURST),
     "at-once": Policy(lockstep=True, when=When.SHARE, share=0.3),
 }
-"""The policies that have a name, as settings. `at-once` lends as hybrid replicas are lent elsewhere: all together, as
-soon as three tenths of a step's groups wait."""
+"""The policies that have a name, as settings. `elastic` is the paper's rule, `gyre` ours (docs/decisions/gyre.md).
+`at-once` lends as hybrid replicas are lent elsewhere: all together, when three tenths of a step's groups wait."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,8 @@ class Plan:
         for name, least in (("standalone", 0), ("mu", 1), ("phi", 0), ("slack", 0)):
             _at_least(name, getattr(self, name), least)
         _at_least("steps", self.steps, 0 if self.evaluations.before and self.evaluations.count else 1)
+        if self.policy.gate < 0:
+            raise ConfigError(f"policy.gate={self.policy.gate}: give at least 0 micro-steps a training cell")
         if not 0 <= self.policy.share <= 1:
             raise ConfigError(f"policy.share={self.policy.share}: give a share of a step's groups, 0 to 1")
         least, most = self.policy.least, self.most_training

@@ -116,6 +116,7 @@ class PolicySettings(Section):
     lockstep: bool | None = None
     when: When | None = None
     share: float | None = None
+    gate: float | None = None
     streaming: bool | None = None
 
 
