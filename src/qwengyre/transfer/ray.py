@@ -1,7 +1,7 @@
 """Tensors through Ray's object store: the default on CPUs. Control never holds them, only the reference in a ticket."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,17 +37,37 @@ class RayWeights:
             self._exposed[id] = reference
         return Ticket(id, sum(t.nbytes for t in tensors.values()), reference)
 
-    def pull(self, ticket: Ticket) -> dict[str, Tensor]:
+    def pull(self, ticket: Ticket) -> Mapping[str, Tensor]:
         try:
             packed: Any = ray.get(ticket.at, timeout=PULL_S)
         except exceptions.RayError as error:
             cause = (str(error).splitlines() or [""])[0]
             raise TransferError(f"{ticket.id} cannot be pulled: {type(error).__name__}: {cause}") from None
-        return {name: _unpacked(*parts) for name, parts in packed.items()}
+        return Pulled(packed)
 
     def free(self, ticket: Ticket) -> None:
         with self._lock:
             self._exposed.pop(ticket.id, None)
+
+
+class Pulled(Mapping[str, Tensor]):
+    """All of a ticket's tensors, in shared memory as long as this lives; each look-up copies one tensor out of it.
+
+    A weight set is as large as the model: a cell that copied it whole would need room for one more.
+    """
+
+    def __init__(self, packed: Mapping[str, tuple[str, tuple[int, ...], np.ndarray]]) -> None:
+        """`packed`: name -> dtype, shape, bytes (read-only)."""
+        self._packed = packed
+
+    def __getitem__(self, name: str) -> Tensor:
+        return _unpacked(*self._packed[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed)
 
 
 def _packed(tensor: Tensor) -> tuple[str, tuple[int, ...], np.ndarray]:

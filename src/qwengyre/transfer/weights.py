@@ -30,9 +30,10 @@ class WeightTransfer(Protocol):
         """Let others pull a copy of `tensors`, until `free`."""
         ...
 
-    def pull(self, ticket: Ticket) -> "dict[str, Tensor]":
-        """A copy of what was exposed, complete: names, shapes, dtypes and values. Raises TransferError: the exposer
-        died, freed it, or does not answer within the limit."""
+    def pull(self, ticket: Ticket) -> "Mapping[str, Tensor]":
+        """What was exposed, complete: names, shapes, dtypes and values. A tensor looked up is the caller's own copy
+        (made then, so take each once). Raises TransferError: the exposer died, freed it, or does not answer within the
+        limit."""
         ...
 
     def free(self, ticket: Ticket) -> None:
