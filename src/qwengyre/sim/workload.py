@@ -117,6 +117,7 @@ class PolicySettings(Section):
     when: When | None = None
     share: float | None = None
     gate: float | None = None
+    few: int | None = None
     streaming: bool | None = None
 
 
