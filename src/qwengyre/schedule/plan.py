@@ -59,7 +59,7 @@ class Policy:
 
 NAMES: Mapping[str, Policy] = {
     "elastic": Policy(),
-    "gyre": Policy(when=When.ROOM_OR_BURST, few=4, gate=1.0),
+    "gyre": Policy(when=When.ROOM_OR_BURST, few=3, gate=1.0),
     "async": Policy(streaming=False),
     "async-streaming": Policy(),
     "colocate": Policy(lockstep=True, when=When.BURST, streaming=False),
