@@ -1,13 +1,14 @@
 """One training step from a real harness and a scripted model: what the tests of all of them share."""
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from running import lines, qwengyre
 
 from qwengyre.gateway.journal import CallLog, read_calls, rebuild
-from qwengyre.observe.rebuild import check
+from qwengyre.observe.rebuild import Agreement, check
 from qwengyre.trajectory.tree import Tree
 
 CONFIG = """
@@ -20,6 +21,8 @@ kind = "scripted"
 args = {{ script = "{script}" }}
 [harness]
 kind = "{kind}"
+timeout_s = 900
+{harness}
 [sandbox]
 memory_mb = 3072
 pids = 256
@@ -33,10 +36,15 @@ microstep_tokens = 65536
 """
 
 
-def train(folder: Path, kind: str, script: str) -> Path:
-    """The run folder of one step of two executions of `Create a folder named ...`; installs the harness first."""
-    (folder / "script.toml").write_text(script)
-    (folder / "run.toml").write_text(CONFIG.format(script=folder / "script.toml", kind=kind))
+def train(folder: Path, kind: str, script: str, harness: str = "") -> Path:
+    """The run folder of one step of two executions of `Create a folder named ...`; installs the harness first.
+
+    `script` as in `engine.args`, or the text of its rules; `harness`: more lines of `[harness]`.
+    """
+    if "\n" in script:
+        (folder / "script.toml").write_text(script)
+        script = str(folder / "script.toml")
+    (folder / "run.toml").write_text(CONFIG.format(script=script, kind=kind, harness=harness))
     done = qwengyre("train", str(folder / "run.toml"), "--run-dir", str(folder / "run"), timeout_s=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "run"
@@ -64,11 +72,21 @@ def journals(run_dir: Path) -> list[tuple[Tree, CallLog]]:
     return found
 
 
-def trained(run_dir: Path) -> int:
-    """The step had a gradient and recomputed log-probs agree; returns the calls that were compared."""
-    (row,) = lines(run_dir / "metrics.jsonl")
-    assert row["actor/grad_norm"] > 0
+def trained(run_dir: Path) -> Agreement:
+    """The step had a gradient and recomputed log-probs agree; returns what was compared."""
+    assert metrics(run_dir)["actor/grad_norm"] > 0
     found = check(run_dir)
     assert not found.missing
     assert found.largest < 1e-3
-    return found.calls
+    return found
+
+
+def run_config(run_dir: Path) -> dict[str, Any]:
+    """Its configuration, every key."""
+    return tomllib.loads((run_dir / "config.toml").read_text())
+
+
+def metrics(run_dir: Path) -> dict[str, Any]:
+    """The line of its one step."""
+    (row,) = lines(run_dir / "metrics.jsonl")
+    return row

@@ -1,17 +1,20 @@
-"""A real harness, the real gateway and the scripted engine in one process, no cluster: whole sessions in seconds.
+"""A real harness, the real gateway, the real verifier and scripted engines in one process, no cluster: whole sessions
+in seconds.
 
-found = await session(tmp_path, "codex", script, "Create a folder named yarn.")
+found = await session(Task(tmp_path, "codex", script, "Create a folder named yarn.", {"log.txt": "done\n"}))
 """
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from starlette.requests import Request
 
 from qwengyre import profiles
 from qwengyre.engine.scripted import ScriptedEngine
@@ -22,12 +25,64 @@ from qwengyre.execution.sandboxes.build import build as sandbox
 from qwengyre.gateway.app import Gateway
 from qwengyre.gateway.journal import CallLog, read_calls, rebuild
 from qwengyre.gateway.render import TemplateRenderer
+from qwengyre.gateway.session import Session as Served
 from qwengyre.model import load
-from qwengyre.trajectory.roles import LeafRole, roles
+from qwengyre.trajectory.roles import LeafRole, Table, roles
 from qwengyre.trajectory.tree import Tree
-from qwengyre.types import Ending, Limits, Place, Query, Routes, Sampling
+from qwengyre.types import Ending, Limits, Place, Query, Routes, Sampling, Settlement
 
 WINDOW = 200_000
+EXECUTION, TOKEN = "0-0", "token-of-the-execution"
+GRADE = """
+import json, os, pathlib
+app, logs = pathlib.Path(os.environ["TASK_WORKDIR"]), pathlib.Path(os.environ["TASK_LOGS"])
+wanted = json.loads(pathlib.Path(os.environ["TASK_TESTS"], "expected.json").read_text())
+there = {p.name: p.read_text() if p.is_file() else "" for p in app.iterdir() if not p.name.startswith(".")}
+right = sum(there.get(name) == text for name, text in wanted.items())
+(logs / "reward.json").write_text(json.dumps({"passed": right, "total": len(wanted.keys() | there.keys())}))
+"""
+"""Each wanted file holds its text, a folder none; whatever else is there counts against it."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A harness and what it is asked. `script` as in `engine.args`, or the text of its rules. `expected`: what is to be
+    in the workspace afterwards. `args` and `files` as in `[harness]`."""
+
+    folder: Path
+    kind: str
+    script: str
+    instruction: str
+    expected: dict[str, str]
+    args: dict[str, Any] = field(default_factory=dict[str, Any])
+    files: dict[str, str] = field(default_factory=dict[str, str])
+    window: int = WINDOW
+
+    @property
+    def source(self) -> str:
+        """The script, in a file where it is a text."""
+        if "\n" not in self.script:
+            return self.script
+        (self.folder / "script.toml").write_text(self.script)
+        return str(self.folder / "script.toml")
+
+    @property
+    def query(self) -> Query:
+        """A task folder, as a task set would read it."""
+        for name in ("environment", "tests"):
+            (self.folder / name).mkdir()
+        (self.folder / "tests" / "expected.json").write_text(json.dumps(self.expected))
+        (self.folder / "tests" / "grade.py").write_text(GRADE)
+        (self.folder / "tests" / "test.sh").write_text('python3 "$TASK_TESTS/grade.py"\n')
+        return Query(
+            name="q",
+            instruction=self.instruction,
+            image="",
+            workdir="/app",
+            environment=str(self.folder / "environment"),
+            tests=str(self.folder / "tests"),
+            limits=Limits(agent_s=900, overall_s=900, verifier_s=60, memory_mb=3072, pids=256, disk_mb=256),
+        )
 
 
 @dataclass(frozen=True)
@@ -35,11 +90,15 @@ class Session:
     """What became of one execution."""
 
     ending: Ending
+    settled: Settlement
     work: Path
     tree: Tree
     log: CallLog
     said: str
     """What the harness printed."""
+    requests: tuple[str, ...]
+    """Paths of the requests that the gateway was asked with the execution's token."""
+    table: Table
 
     @property
     def rows(self) -> list[int]:
@@ -50,79 +109,110 @@ class Session:
     @property
     def roles(self) -> dict[int, LeafRole]:
         """Role and evidence of each leaf."""
-        return roles(self.tree, self.log.calls)
+        return roles(self.tree, self.log.calls, self.table)
+
+
+class Door(Gateway):
+    """The gateway, which also counts what it is asked."""
+
+    def __init__(self, **args: Any) -> None:
+        super().__init__(**args)
+        self.requests: list[str] = []
+
+    def _session(self, request: Request) -> Served:
+        self.requests.append(request.url.path.partition(TOKEN)[2] or request.url.path)
+        return super()._session(request)
+
+
+class Where(Protocol):
+    """Where calls go, and what happens to them there."""
+
+    async def begin(self, task: Task, door: Door) -> None:
+        """Start engines and give the door its first routes."""
+        ...
+
+    async def lost(self, cell: int, incarnation: int, reason: str) -> None:
+        """The gateway got no usable answer from an engine."""
+        ...
+
+    async def end(self) -> None:
+        """Stop them."""
+        ...
+
+
+class OneEngine:
+    """The quiet place: one engine that lives as long as the session."""
+
+    def __init__(self) -> None:
+        self._engine: ScriptedEngine | None = None
+
+    async def begin(self, task: Task, door: Door) -> None:
+        """See `Where`."""
+        self._engine = ScriptedEngine(**engine_args(task.source, task.window, "cell0.0"))
+        url = await self._engine.start()
+        await self._engine.open()
+        await door.route(Routes(1, {0: Place(url, 0)}, {EXECUTION: 0}))
+
+    async def lost(self, cell: int, incarnation: int, reason: str) -> None:
+        """See `Where`."""
+        raise AssertionError(f"cell {cell}.{incarnation}: {reason}")
+
+    async def end(self) -> None:
+        """See `Where`."""
+        if self._engine is not None:
+            await self._engine.stop()
+
+
+def engine_args(script: str, window: int, name: str) -> dict[str, Any]:
+    """What a scripted engine over `tiny-long` is made of."""
+    torch.set_num_threads(1)
+    model = load.resolve("tiny-long")
+    return {
+        "model": load.causal_lm(model),
+        "script": script,
+        "tokenizer": str(model),
+        "name": name,
+        "eos_ids": load.eos_ids(model),
+        "window": window,
+        "version": 1,
+    }
 
 
 @asynccontextmanager
-async def gateway(folder: Path, script: str, window: int) -> AsyncIterator[tuple[Gateway, Path]]:
-    """The gateway over a scripted engine, and its socket."""
-    torch.set_num_threads(1)
-    model = load.resolve("tiny-long")
-    engine = ScriptedEngine(
-        load.causal_lm(model),
-        script=script,
-        tokenizer=str(model),
-        name="cell0.0",
-        eos_ids=load.eos_ids(model),
-        window=window,
-        version=1,
-    )
-    socket = folder / "g" / "gateway.sock"
+async def gateway(task: Task, place: Where) -> AsyncIterator[tuple[Door, Path]]:
+    """The gateway over the place, and its socket."""
+    socket = task.folder / "g" / "gateway.sock"
     socket.parent.mkdir(parents=True)
-    made = Gateway(
-        folder=folder / "calls",
+    door = Door(
+        folder=task.folder / "calls",
         socket=socket,
         port=0,
-        renderer=TemplateRenderer(load.tokenizer(model)),
+        renderer=TemplateRenderer(load.tokenizer(load.resolve("tiny-long"))),
         sampling=Sampling(temperature=1.0, max_tokens=4096),
-        window=window,
+        window=task.window,
         model="policy",
+        on_engine_lost=place.lost,
     )
-    url = await engine.start()
-    await engine.open()
-    await made.start()
-    try:
-        await made.route(Routes(1, {0: Place(url, 0)}, {"0-0": 0}))
-        yield made, socket
-    finally:
-        await made.stop()
-        await engine.stop()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(place.end)
+        await door.start()
+        stack.push_async_callback(door.stop)
+        await place.begin(task, door)
+        yield door, socket
 
 
-async def session(
-    folder: Path,
-    kind: str,
-    script: str,
-    instruction: str,
-    *,
-    args: dict[str, Any] | None = None,
-    window: int = WINDOW,
-) -> Session:
-    """Run one execution of `kind` to its end. `script` as in `engine.args`; a text of rules is written to a file."""
-    await asyncio.to_thread(install.install, profiles.read(kind))
-    if "\n" in script:
-        (folder / "script.toml").write_text(script)
-        script = str(folder / "script.toml")
-    for name in ("environment", "tests"):
-        (folder / name).mkdir()
-    limits = Limits(agent_s=240, overall_s=240, verifier_s=60, memory_mb=3072, pids=256, disk_mb=256)
-    query = Query(
-        name="q",
-        instruction=instruction,
-        image="",
-        workdir="/app",
-        environment=str(folder / "environment"),
-        tests=str(folder / "tests"),
-        limits=limits,
-    )
-    async with gateway(folder, script, window) as (door, socket):
-        await door.open("0-0", "token-of-the-execution")
-        name = f"house-{uuid.uuid4().hex[:8]}"
+async def session(task: Task, place: Where | None = None) -> Session:
+    """Run one execution to its end, freeze what it left and grade it."""
+    await asyncio.to_thread(install.install, profiles.read(task.kind))
+    query, folder = task.query, task.folder
+    name = f"house-{uuid.uuid4().hex[:8]}"
+    async with gateway(task, place or OneEngine()) as (door, socket):
+        await door.open(EXECUTION, TOKEN)
         runner = Runner(
             run_id=name,
             folder=folder / "executions",
             scratch=folder / "scratch",
-            harness=build(kind, args=args or {}),
+            harness=build(task.kind, args=task.args, files=task.files),
             sandbox=sandbox("bwrap", run_id=name, scratch=folder / "scratch"),
             images={},
             retries=0,
@@ -130,9 +220,28 @@ async def session(
             model="policy",
         )
         ending = await runner.run(
-            "0-0", query, token="token-of-the-execution", socket=socket, queued_s=lambda: door.queued_s("0-0")
+            EXECUTION, query, token=TOKEN, socket=socket, queued_s=lambda: door.queued_s(EXECUTION)
         )
-        await door.seal("0-0")
-        await runner.freeze("0-0", query)
-    place, journal = folder / "executions" / "0-0", folder / "calls" / "0-0.calls"
-    return Session(ending, place / "work", rebuild(journal), read_calls(journal), (place / "harness.log").read_text())
+        await door.seal(EXECUTION)
+    settled = await runner.settle(EXECUTION, query, ending)
+    left, journal = folder / "executions" / EXECUTION, folder / "calls" / f"{EXECUTION}.calls"
+    return Session(
+        ending,
+        settled,
+        left / "work",
+        rebuild(journal),
+        read_calls(journal),
+        (left / "harness.log").read_text(),
+        tuple(door.requests),
+        Table.of(profiles.told(task.kind)),
+    )
+
+
+def finished(found: Session) -> None:
+    """It ended by itself, with score 1; each call was delivered, and asked for once."""
+    assert found.ending is Ending.FINISHED, found.said[-3000:]
+    assert found.settled.score == 1.0, (found.settled, found.said[-3000:])
+    assert found.log.sealed
+    assert found.log.delivered == {call.call for call in found.log.calls}
+    posted = [path for path in found.requests if "models" not in path and "count_tokens" not in path]
+    assert len(posted) == len(found.log.calls), found.requests

@@ -1,36 +1,44 @@
-"""Forty calls with a forced compaction in every harness that has one: nothing is lost, nothing unknown forks."""
+"""Forty calls in every harness, with a forced compaction where it has one: nothing is lost, nothing unknown forks."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from house import WINDOW, session
-from step_by_step import STEPS
-
-from qwengyre.types import Ending
+from house import WINDOW, Task, finished, session
+from table import Expected, checked
 
 pytestmark = pytest.mark.harness
 
-FORCED: dict[str, tuple[dict[str, Any], int]] = {
-    "claude-code": ({"context": 36_500}, WINDOW),
-    "codex": ({"compact": 15_000}, WINDOW),
-    "opencode": ({"context": 17_000}, WINDOW),
-    "pi": ({"context": 4_000, "output": 512, "keep": 300}, 4_000),  # compacts when the window is full
+STEPS = 40
+SCRIPTS = Path(__file__).with_name("step_by_step.py")
+ONCE = Expected(("main", "main-summary", "main"), {"summary request": 1, "after a compaction": 1})
+CASES: dict[str, tuple[dict[str, Any], int, int, Expected]] = {
+    "claude-code": ({"context": 36_500}, WINDOW, 2, ONCE),
+    "codex": ({"compact": 15_000}, WINDOW, 2, ONCE),
+    "mini-swe-agent": ({}, WINDOW, 1, Expected(("main",))),
+    "opencode": ({"context": 17_000}, WINDOW, 2, ONCE),
+    "pi": ({"context": 4_000, "output": 512, "keep": 300}, 4_000, 2, ONCE),  # compacts when the window is full
+    "qwen-code": (
+        {"context": 54_500},
+        WINDOW,
+        2,
+        Expected(("main", "main-summary", "main", "main"), {"summary request": 1, "after a compaction": 2}),
+    ),
 }
-"""Harness -> its arguments and the window served, so that it compacts once in forty small steps."""
+"""Harness -> its arguments and the window served, so that it compacts once in forty small steps; its calls beside the
+steps (the last word, the summary); the leaves and forks of that."""
 
 
-@pytest.mark.parametrize("kind", sorted(FORCED))
+@pytest.mark.parametrize("kind", sorted(CASES))
 async def test_forty_steps_and_one_compaction(kind: str, tmp_path: Path) -> None:
-    args, window = FORCED[kind]
-    script = f"{Path(__file__).with_name('step_by_step.py')}:{kind.replace('-', '_')}"
-    found = await session(tmp_path, kind, script, "LONGTASK: write the log.", args=args, window=window)
-    assert found.ending is Ending.FINISHED
-    assert (found.work / "log.txt").read_text().split() == [f"step-{n}" for n in range(1, STEPS + 1)]
-    assert len(found.log.calls) == STEPS + 2  # the summary, and the last word
-    assert found.log.delivered == {call.call for call in found.log.calls}
-    assert [role.role for role in found.roles.values()] == ["main", "main-summary", "main"]
-    before, summary, after = found.roles
+    args, window, more, expected = CASES[kind]
+    script = f"{SCRIPTS}:{kind.replace('-', '_')}_{STEPS}"
+    log = "".join(f"step-{n}\n" for n in range(1, STEPS + 1))
+    task = Task(tmp_path, kind, script, "LONGTASK: write the log.", {"log.txt": log}, args, window=window)
+    found = await session(task)
+    row = checked(kind, "40 calls", found.tree, found.log, found.roles, expected)
+    row.score = f"{found.settled.score:g}"
+    finished(found)
+    assert len(found.log.calls) == STEPS + more
     inside = [call for call in found.log.calls if call.match == "extend"]
-    assert len(inside) >= STEPS - 1  # each call within a context window extends the one before: no token encoded again
-    assert found.tree.calls[before] < found.tree.calls[summary] < found.tree.calls[after]
+    assert len(inside) >= STEPS - 1  # each call within a context window extends the one before

@@ -245,3 +245,14 @@ def test_a_missing_package_names_its_extra(tmp_path, package, name, extra):
     assert said == [said[0]]
     assert f"pip install 'qwengyre[{extra}]'" in said[0]
     assert list(tmp_path.glob("[!.]*")) == []
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where harnesses are installed, too (`execution/test_install.py`)."""
+    monkeypatch.delenv("QWENGYRE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/there")
+    assert load.default_cache() == Path("/there/qwengyre")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert load.default_cache() == Path.home() / ".cache" / "qwengyre"
+    monkeypatch.setenv("QWENGYRE_CACHE", "/ours")
+    assert load.default_cache() == Path("/ours")

@@ -37,8 +37,8 @@ END_OF_TURN = "<|im_end|>"
 def resolve(name: str, *, cache: Path | None = None, progress: Progress = lambda phase: None) -> Path:
     """The local HF folder of model `name`: a built-in name, a local folder, else a hub id (fetched by transformers).
 
-    `cache` defaults to $QWENGYRE_CACHE, else ~/.cache/qwengyre; only built-in models go there. `progress` is
-    told of each phase. Raises ConfigError (no such model or folder) or MachineError (missing package, no network).
+    `cache` defaults to `default_cache()`; only built-in models go there. `progress` is told of each phase.
+    Raises ConfigError (no such model or folder) or MachineError (missing package, no network).
     """
     if name in BUILT:
         return _built(name, cache or default_cache(), progress)
@@ -55,8 +55,9 @@ def resolve(name: str, *, cache: Path | None = None, progress: Progress = lambda
 
 
 def default_cache() -> Path:
-    """$QWENGYRE_CACHE, else ~/.cache/qwengyre."""
-    return Path(os.environ.get("QWENGYRE_CACHE") or Path.home() / ".cache" / "qwengyre").expanduser()
+    """$QWENGYRE_CACHE, else qwengyre in $XDG_CACHE_HOME, else in ~/.cache."""
+    general = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("QWENGYRE_CACHE") or general / "qwengyre").expanduser()
 
 
 def base_of(folder: Path) -> Path:
