@@ -20,7 +20,7 @@ def export(
     found = write(run_dir, path)
     out.print(
         f"{path}: {found.trajectories} trajectories of {found.executions} executions, {found.tokens} tokens, "
-        f"{found.targets} of them trained",
+        f"{found.targets} of them targets",
         soft_wrap=True,
         markup=False,
     )

@@ -7,9 +7,8 @@ line of call 0: main, thread 3f2a (the first context line, begun by call 0)
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
-from rich.markup import escape
+from rich.text import Text
 from rich.tree import Tree as Drawing
 
 from qwengyre.observe.branching import Selection
@@ -18,16 +17,9 @@ from qwengyre.trajectory.tree import ROOT
 from qwengyre.types import Kind
 
 
-@dataclass
-class _Run:
-    """Rows from a fork, or the root, to the next fork or a leaf."""
-
-    rows: list[int]
-
-
 def draw(found: Selection, title: str) -> Drawing:
     """The whole tree below `title`."""
-    drawing = Drawing(escape(title))
+    drawing = Drawing(Text(title))
     below = _children(found)
     line_of = lines(found.tree)
     for row in below.get(ROOT, ()):
@@ -50,11 +42,11 @@ def _grow(found: Selection, drawing: Drawing, below: Mapping[int, list[int]], li
         row, at, line = waiting.pop()
         if line_of[row] != line:
             line = line_of[row]
-            at = at.add(escape(_line(found, row, line_of, below)))
+            at = at.add(Text(_line(found, row, line_of, below)))
         run = [row]
         while len(after := below.get(run[-1], [])) == 1 and line_of[after[0]] == line:
             run.append(after[0])
-        node = at.add(escape(_run(found, run)))
+        node = at.add(Text(_run(found, run)))
         after = sorted(after, key=lambda n: newest[n])
         for number, child in reversed(list(enumerate(after))):
             trunk = number == len(after) - 1 and line_of[child] == line

@@ -77,13 +77,13 @@ def _run(out: Console, run_dir: Path, waiting: Sequence[str]) -> None:
         )
     out.print(executions)
     for row in _lines(run_dir / "evals.jsonl"):
-        out.print(evaluation_line(row), soft_wrap=True, markup=False)
+        out.print(evaluation_line(row), soft_wrap=True, markup=False, emoji=False)
     for row in _lines(run_dir / "moves.jsonl"):
-        out.print(move_line(row), soft_wrap=True, markup=False)
+        out.print(move_line(row), soft_wrap=True, markup=False, emoji=False)
     ended = (run_dir / "summary.json").exists()
     out.print("the run ended as configured" if ended else "the run is going on, or was interrupted (--resume)")
     for sentence in () if ended else waiting:
-        out.print(f"waiting: {sentence}", soft_wrap=True, markup=False)
+        out.print(f"waiting: {sentence}", soft_wrap=True, markup=False, emoji=False)
 
 
 def _execution(out: Console, run_dir: Path, name: str, token: int | None) -> None:
@@ -96,17 +96,17 @@ def _execution(out: Console, run_dir: Path, name: str, token: int | None) -> Non
     scores, found = _lines(run_dir / "scores.jsonl"), selection(path, *rules(config))
     if token is not None:
         for line in trace(found, token, scores, config["rl"]):
-            out.print(line, soft_wrap=True, markup=False)
+            out.print(line, soft_wrap=True, markup=False, emoji=False)
         return
     score = {line["execution"]: line for line in scores}.get(name)
     if score:
         said = f"{score['task']}, {score['ending']}, {score['verdict']} {score['score']:.3f} {score['reason']}"
-        out.print(f"{name}: {said}", soft_wrap=True, markup=False)
+        out.print(f"{name}: {said}", soft_wrap=True, markup=False, emoji=False)
     log, tree = found.log, found.tree
     title = f"{len(log.calls)} calls, {tree.num_tokens} distinct tokens, {'sealed' if log.sealed else 'open'}"
     out.print(draw(found, title), soft_wrap=True)
     for line in found.lines():
-        out.print(line, soft_wrap=True, markup=False)
+        out.print(line, soft_wrap=True, markup=False, emoji=False)
     for call in log.calls:
         _call(out, call, delivered=call.call in log.delivered)
 
@@ -127,8 +127,13 @@ def _call(out: Console, call: ModelCall, *, delivered: bool) -> None:
         soft_wrap=True,
     )
     for message in call.request.get("messages", []):
-        out.print(f"    {message.get('role', '?'):>9}: {_short(message.get('text', ''))}", soft_wrap=True, markup=False)
-    out.print(f"    assistant: {_short(call.response.get('raw', ''))}", soft_wrap=True, markup=False)
+        out.print(
+            f"    {message.get('role', '?'):>9}: {_short(message.get('text', ''))}",
+            soft_wrap=True,
+            markup=False,
+            emoji=False,
+        )
+    out.print(f"    assistant: {_short(call.response.get('raw', ''))}", soft_wrap=True, markup=False, emoji=False)
 
 
 def _table(*columns: str) -> Table:
