@@ -21,7 +21,7 @@ test: setup
 	$(BIN)/pytest -q -n 4 --dist loadfile
 
 test-harness: setup
-	$(BIN)/pytest -q -m harness --timeout 1200
+	$(BIN)/pytest -v -n 2 --dist load -m harness --timeout 1200 tests/harness
 
 chaos: setup
 	$(BIN)/pytest -q -m chaos

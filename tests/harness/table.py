@@ -44,6 +44,7 @@ class Row:
 
 
 ROWS: list[Row] = []
+"""Of the test that runs."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from harness_runs import journals, scores, train, trained
-from table import ROWS, Expected, checked
+from table import Expected, Row, checked
 
 from qwengyre.trajectory.roles import roles
 from qwengyre.types import Kind
@@ -40,25 +40,16 @@ replies = [{calls = [{name = "bash", arguments = {command = "echo COMPLETE_TASK_
 """
 
 
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One run of two executions."""
-    return train(tmp_path_factory.mktemp("mini"), "mini-swe-agent", SCRIPT)
-
-
-def test_it_does_the_task_unmodified(run_dir: Path) -> None:
-    assert scores(run_dir) == {"0-0": 1.0, "0-1": 0.5}
-    for log in (run_dir / "executions").glob("*/harness.log"):
-        assert "Traceback" not in log.read_text()
-
-
-def test_every_call_is_recorded_and_forks_only_where_its_profile_says(run_dir: Path) -> None:
+def test_a_rejected_turn_and_a_training_step(tmp_path: Path) -> None:
     """Three calls: rejected, acting, submitting. The second does not extend the first; the third extends the second."""
+    run_dir = train(tmp_path, "mini-swe-agent", SCRIPT)
     found = scores(run_dir)
+    assert found == {"0-0": 1.0, "0-1": 0.5}
+    rows: list[Row] = []
     for (tree, log), (execution, score) in zip(journals(run_dir), sorted(found.items()), strict=True):
         expected = Expected(("main", "main"), {"rejected turn": 1})
-        row = checked("mini-swe-agent", f"training {execution}", tree, log, roles(tree, log.calls), expected)
-        row.score = f"{score:g}"
+        rows.append(checked("mini-swe-agent", f"training {execution}", tree, log, roles(tree, log.calls), expected))
+        rows[-1].score = f"{score:g}"
         assert len(log.calls) == 3
         sampled = {tree.calls[row]: row for row in tree.versions}
         rejected, acting, submitting = (sampled[call.call] for call in log.calls)
@@ -66,10 +57,9 @@ def test_every_call_is_recorded_and_forks_only_where_its_profile_says(run_dir: P
         assert rejected not in tree.path(acting)
         assert acting in tree.path(submitting)
         assert tree.kinds.count(Kind.SAMPLED) == 3
-
-
-def test_its_step_has_a_gradient_and_its_logprobs_are_true(run_dir: Path) -> None:
     compared = trained(run_dir)
     assert compared.calls == 6
-    for row in (row for row in ROWS if row.harness == "mini-swe-agent" and row.task.startswith("training")):
+    for row in rows:
         row.logprobs = f"{compared.largest:.0e}"
+    for log in (run_dir / "executions").glob("*/harness.log"):
+        assert "Traceback" not in log.read_text()
