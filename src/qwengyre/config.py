@@ -142,6 +142,11 @@ class Trainer(Section):
     clip: tuple[float, float] | Literal["auto"] = "auto"
     """The lowest and highest ratio to the recorded log-probs that the loss follows. `auto`: cispo [0, 5], ppo
     [0.8, 1.28], gspo [0.9997, 1.0004]."""
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    """Times the KL divergence from the model that the run began with, over all targets of all settled executions: one
+    more forward pass, and (without adapters) one more copy of the weights in each cell."""
+    entropy_coefficient: float = Field(default=0.0, ge=0)
+    """Times the entropy of the policy at these targets, which is to stay high."""
     learning_rate: float = Field(default=3e-5, ge=0)
     """The highest; `schedule` says how it goes on after the first `warmup_steps`."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -284,6 +284,8 @@ class MicroStep:
     a selected target, else 0 (always 0 for the first token of a sequence). `logprobs[t]` is the recorded behaviour
     log-probability. The weight travels with the data: a trainer does not know what an advantage is. `calls[t]` (int32)
     is equal for the tokens of one model call, 0 for context; None: each stretch of targets in a run is one call.
+    `shares[t]` (float32) is 1 / T_e for a selected target, else 0: the weight of loss terms that know no advantage;
+    None where there are none of these.
 
     Example: two sequences of 3 and 2 tokens, two targets of an execution with A = 0.5, T_e = 2
         ids [1 5 7 | 1 7], lengths (3, 2), weights [0 0 .25 | 0 .25]
@@ -300,11 +302,18 @@ class MicroStep:
     temperature: float
     parents: tuple[int, ...] = ()
     calls: Ids | None = None
+    shares: Floats | None = None
 
     @property
     def tokens(self) -> int:
         """T."""
         return len(self.ids)
+
+    @property
+    def wanted(self) -> Mask:
+        """The targets (bool, T)."""
+        weighted: Mask = self.weights != 0
+        return weighted if self.shares is None else weighted | (self.shares != 0)
 
 
 @dataclass(frozen=True)

@@ -202,9 +202,12 @@ ATTACKS = {
         + GOOD,
         0.0,
     ),
-    "old records": (
-        "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'\\n@00 00\\n' * 9)\n    except OSError: pass\n"
-        + HALF,
+    "forged records": (
+        "import os\nid = 'test_a.py::test_text'\nparts = [p.encode().hex() for p in ('end', id, 'passed')]\n"
+        "line = '\\n@' + 32 * '0' + ' ' + ' '.join(parts) + '\\n'\n"
+        "def double(x):\n    if x != 'a': return 4\n"
+        "    for fd in range(1, 20):\n        try: os.write(fd, line.encode())\n        except OSError: pass\n"
+        "    os._exit(0)\n",
         0.25,
     ),
     "no output": (

@@ -235,3 +235,34 @@ def test_parts_of_parts_have_names_of_their_own():
     assert [p.name for p in split(rest, 10) if p] == ["g2.0/1-2", "g2.0/2-4"]
     assert split(head, 5) == (head, None)
     assert split(whole, 40) == (whole, None)
+
+
+@pytest.mark.parametrize("depth", [0, 512])
+@pytest.mark.parametrize("num", [1, 2, 5])
+def test_shares_of_an_execution_sum_to_one_and_need_no_advantage(num: int, depth: int):
+    recipe = replace(RECIPE, shares=True, tree_depth=depth)
+    trees = {0: branches(num, 60), 1: branches(1, 10), 2: branches(1, 20), 3: branches(1, 5)}
+    dropped = {3: Settlement(Verdict.DROPPED, reason="crashed")}
+    for scores in ((1, 0, 0.5), (1, 1, 1)):
+        micro_steps = weigh(0, trees, scored(*scores) | dropped, recipe)
+        for made in (micro_steps, [flattened(m) for m in micro_steps]):
+            shares = np.concatenate([m.shares for m in made])
+            assert shares.sum() == pytest.approx(3, rel=1e-6)
+            assert np.count_nonzero(shares) == 60 + 10 + 20 == sum(np.count_nonzero(m.wanted) for m in made)
+            assert shares.dtype == np.float32
+            for size in (60, 10, 20):
+                assert np.count_nonzero(np.isclose(shares, 1 / size)) == size
+    assert all(m.shares is None for m in weigh(0, trees, scored(1, 0, 0.5) | dropped, RECIPE))
+
+
+def test_a_split_keeps_shares():
+    recipe = replace(RECIPE, shares=True, tree_depth=512)
+    (whole,) = weigh(0, {0: branches(5, 30), 1: branches(2, 10)}, scored(1, 1), recipe)
+    assert whole.parents
+    parts, rest = [], whole
+    while rest is not None:
+        head, rest = split(rest, 12)
+        parts.append(head)
+    assert len(parts) > 2
+    assert sum(part.shares.sum() for part in parts) == pytest.approx(2, rel=1e-6)
+    assert sum(np.count_nonzero(part.wanted) for part in parts) == 40

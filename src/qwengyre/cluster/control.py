@@ -77,6 +77,7 @@ class Control:
             max_sequence=spec.max_sequence,
             std=config.rl.advantage_std,
             tree_depth=spec.tree_depth,
+            shares=bool(config.trainer.kl_coefficient or config.trainer.entropy_coefficient),
         )
         table = Table.of(profiles.told(config.harness.kind))
         self._groups = Groups(folder / "calls", config.rl.group_size, recipe, table)

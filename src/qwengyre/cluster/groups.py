@@ -81,7 +81,7 @@ class Groups:
             scores=kept,
             num_dropped=len(settled) - len(kept),
             trajectories=sizes.trajectories,
-            targets=sum(int(np.count_nonzero(m.weights)) for m in micro_steps),
+            targets=sum(int(np.count_nonzero(m.wanted)) for m in micro_steps),
             calls=self._num_calls[group],
             flat_tokens=sizes.flat_tokens,
             lengths=tuple(sizes.lengths.values()),
@@ -119,7 +119,8 @@ class Groups:
         self._num_calls[group] = sum(found.calls for found in held.values())
         trees = {member: found.tree() for member, found in held.items()}
         chosen = sequences(group, trees, settled, self.recipe, {member: found.roles for member, found in held.items()})
-        trained = [member for member, advantage in advantages(settled).items() if advantage and member in trees]
+        shares = self.recipe.shares
+        trained = [m for m, advantage in advantages(settled).items() if (advantage or shares) and m in trees]
         lengths = {member: tree.num_sampled for member, tree in trees.items()}
         self._sizes[group] = _Sizes(len(chosen), sum(len(sequence.ids) for sequence in chosen), lengths, trained)
         return pack(group, chosen, self.recipe)

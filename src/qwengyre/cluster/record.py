@@ -142,6 +142,7 @@ class StepRecord:
             "clip_share/mean": self.sums.get("clipped", 0.0) / targets,
             "effective_sample_size/mean": self._effective(),
             "entropy/mean": self.sums.get("entropy", 0.0) / targets,
+            **({"reference_kl/mean": self.sums["reference_kl"] / targets} if "reference_kl" in self.sums else {}),
             "tokens/trained": int(self.sums.get("tokens", 0)),
             "tokens/flat": sum(g.flat_tokens for g in self.groups),
             "tokens/targets": int(self.sums.get("targets", 0)),

@@ -88,6 +88,8 @@ class Specs:
                 "optimizer": index == 0,
                 "source": self.prepared.model,
                 **({"lora": lora_of(config)} if trainer.lora_rank else {}),
+                **({"kl": trainer.kl_coefficient} if trainer.kl_coefficient else {}),
+                **({"entropy": trainer.entropy_coefficient} if trainer.entropy_coefficient else {}),
                 **trainer.args,
             },
         )

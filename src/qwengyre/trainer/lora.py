@@ -5,6 +5,8 @@ never merged: weights that are published, gradients, optimizer state and checkpo
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,6 +69,12 @@ class Adapters:
                 said = str(error).splitlines()[0][:200]
                 raise ConfigError(f"trainer.lora_targets={list(lora.targets)}: {said}") from None
         model.eval()
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """The base model meanwhile."""
+        with self._model.disable_adapter():
+            yield
 
     def save(self, folder: Path) -> None:
         """Write the adapters as `peft` keeps them, with the path of the model that they belong to. No `config.json`: it

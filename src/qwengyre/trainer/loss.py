@@ -5,6 +5,8 @@
     ppo     - sum of  min(ratio * weight, (ratio kept in [0.8, 1.28]) * weight)                  over targets
     gspo    the same with [1 - 3e-4, 1 + 4e-4] for exp(mean gap of a call) and the call's weight, over model calls
 
+    kl_coefficient * KL - entropy_coefficient * entropy, each with weight 1 / T_e, may be added: see `beside`.
+
 The bounds are defaults (`trainer.clip`). At ratio 1 all three have the same gradient, that of - sum of weight * logp.
 `ppo` and `gspo` also cap a ratio at 3 where the weight is negative: a token that has become likely by far must not
 outweigh all others. `logp` is the log-probability under the distribution that was sampled: fp32 log-softmax of
@@ -99,6 +101,25 @@ def measured(targets: Targets, clipped_N: Tensor) -> dict[str, float]:
         "ratio": float(ratio_N.sum()),
         "ratio_squared": float(ratio_N.square().sum()),
     }
+
+
+def beside(logits_NV: Tensor, reference_NV: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+    """(KL(policy || reference), entropy of the policy), each N, with a gradient; the first 0 without a reference.
+
+    Both are of the distributions that are sampled, softmax(logits / temperature), over the whole vocabulary. A sampled
+    estimate in a loss would not do: the gradient of k3 is that of the opposite divergence.
+    """
+    divergences: list[Tensor] = []
+    entropies: list[Tensor] = []
+    for start in range(0, len(logits_NV), 256):  # bounds the copies of a large vocabulary
+        logp = (logits_NV[start : start + 256].float() / temperature).log_softmax(1)
+        p = logp.exp()
+        entropies.append(-(p * logp).sum(1))
+        if reference_NV is not None:
+            other = (reference_NV[start : start + 256].float() / temperature).log_softmax(1)
+            divergences.append((p * (logp - other)).sum(1))
+    entropy_N = torch.cat(entropies)
+    return torch.cat(divergences) if divergences else torch.zeros_like(entropy_N), entropy_N
 
 
 @torch.no_grad()

@@ -4,9 +4,10 @@ It shares its parameters with the cell's engine: they are updated in place and n
 where a target needs them, because a vocabulary times a sequence is the largest array of a small model.
 """
 
+import copy
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from qwengyre.quiet import no_bars
 from qwengyre.trainer.batch import Batch, batches, tree_batch
 from qwengyre.trainer.forward import forward, runs_trees
 from qwengyre.trainer.lora import Adapters, Lora
-from qwengyre.trainer.loss import LOSSES, Targets, entropy, measured, target_logprobs
+from qwengyre.trainer.loss import LOSSES, Targets, beside, entropy, measured, target_logprobs
 from qwengyre.trainer.shape import tree_depth
 from qwengyre.trajectory.runs import calls, depths, flattened
 from qwengyre.types import Floats, Ids, MicroStep
@@ -50,6 +51,7 @@ class TorchTrainer:
     `optimizer` is True on the core cell only. `source` is the HF folder whose tokenizer files go into checkpoints.
     `clip`: the lowest and highest ratio that `loss` follows, if not its own.
     With `lora`, the model gets adapters, in place, and they alone are trained, shared and saved.
+    `kl` and `entropy`: coefficients of the KL divergence from the model as it is given here, and of the entropy.
     """
 
     def __init__(  # noqa: PLR0913 - all but the model are named at every call
@@ -63,8 +65,12 @@ class TorchTrainer:
         optimizer: bool = True,
         source: Path | None = None,
         lora: Lora | None = None,
+        kl: float = 0.0,
+        entropy: float = 0.0,
     ) -> None:
         self._model = model
+        self._kl, self._entropy = kl, entropy
+        self._reference = copy.deepcopy(model).requires_grad_(False) if kl and not (lora and lora.rank) else model
         self._adapters = Adapters(model, lora) if lora is not None and lora.rank else None
         self._loss = LOSSES[loss].formula
         self._clip = clip or (LOSSES[loss].low, LOSSES[loss].high)
@@ -95,13 +101,19 @@ class TorchTrainer:
         ids = torch.from_numpy(micro_step.ids.astype(np.int64))
         weights = torch.tensor(micro_step.weights)
         recorded = torch.tensor(micro_step.logprobs)
+        shares = torch.zeros_like(weights) if micro_step.shares is None else torch.tensor(micro_step.shares)
         of_call = torch.from_numpy(calls(micro_step))
         for batch in self._batches(micro_step, ids):
             at = batch.targets_N
+            reference_NV = self._reference_logits(batch) if self._kl else None
             logits_NV = self._logits(batch)
             logp_N = target_logprobs(logits_NV, ids[at], micro_step.temperature)
             targets = Targets(logp_N, recorded[at], weights[at], of_call[at])
             loss, clipped_N = self._loss(targets, *self._clip)
+            if self._kl or self._entropy:
+                kl_N, entropy_N = beside(logits_NV, reference_NV, micro_step.temperature)
+                loss = loss + (shares[at] * (self._kl * kl_N - self._entropy * entropy_N)).sum()
+                sums["reference_kl"] = sums.get("reference_kl", 0.0) + float(kl_N.detach().sum())
             entropy_sum = entropy(logits_NV.detach(), micro_step.temperature)
             del logits_NV
             loss.backward()
@@ -227,17 +239,27 @@ class TorchTrainer:
         return int(depths(micro_step).max()) < self._tree_depth
 
     def _batches(self, micro_step: MicroStep, ids: Tensor) -> list[Batch]:
-        wanted = micro_step.weights != 0
+        wanted = micro_step.wanted
         if not micro_step.parents:
             return batches(ids, micro_step.lengths, wanted)
         return [tree_batch(micro_step, wanted)] if wanted.any() else []
 
     def _logits(self, batch: Batch) -> Tensor:
         """Logits, N x V, at `batch.rows_N` only."""
-        head = self._model.get_output_embeddings()
-        assert head is not None, "a causal model has output embeddings"
-        with _only(head, batch.rows_N):
-            return forward(self._model, batch)
+        return _narrowed(self._model, batch)
+
+    @torch.no_grad()
+    def _reference_logits(self, batch: Batch) -> Tensor:
+        """The same of the model that training began with."""
+        with self._adapters.off() if self._adapters else nullcontext():
+            return _narrowed(self._reference, batch)
+
+
+def _narrowed(model: "PreTrainedModel", batch: Batch) -> Tensor:
+    head = model.get_output_embeddings()
+    assert head is not None, "a causal model has output embeddings"
+    with _only(head, batch.rows_N):
+        return forward(model, batch)
 
 
 @contextmanager

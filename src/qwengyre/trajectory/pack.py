@@ -29,6 +29,7 @@ class Recipe:
     """How a group is weighed and cut: Jmax, sizes in tokens; `std` divides advantages by the group's deviation.
 
     `tree_depth`: longest sequence of which the model can share prefixes in one pass (0: none, all rows are flat).
+    `shares`: the loss has terms beside the advantage's, so that members with an advantage of 0 are trained, too.
     """
 
     seed: int
@@ -37,11 +38,13 @@ class Recipe:
     max_sequence: int
     std: bool = False
     tree_depth: int = 0
+    shares: bool = False
 
 
 @dataclass(frozen=True)
 class Weighted:
-    """A trajectory up to its last target. `weights[t]` (float32) is A_e / T_e for a target, else 0.
+    """A trajectory up to its last target. `weights[t]` (float32) is A_e / T_e for a target, else 0; `shares[t]` is
+    1 / T_e where the recipe asks for them.
 
     `keys` (int64): what may stand once for several sequences, see `prefix`.
     """
@@ -51,6 +54,7 @@ class Weighted:
     logprobs: Floats
     temperature: float
     keys: Keys
+    shares: Floats | None = None
 
 
 def weigh(
@@ -62,8 +66,8 @@ def weigh(
 ) -> list[MicroStep]:
     """The micro-steps of a group whose members have all settled, in a fixed order. Keys are members.
 
-    A member without a tree (no model call), or with an advantage of 0, adds none. `classes` has the roles of
-    each one's leaves; where it has not, the tree alone tells them.
+    A member without a tree (no model call), or (but for `recipe.shares`) with an advantage of 0, adds none. `classes`
+    has the roles of each one's leaves; where it has not, the tree alone tells them.
     Raises ValueError when a trajectory is longer than `recipe.max_sequence`: the window served should forbid it.
     """
     return pack(group, sequences(group, trees, settlements, recipe, classes), recipe)
@@ -80,27 +84,29 @@ def sequences(
     found: list[Weighted] = []
     base = 0
     for member, advantage in advantages(settlements, std=recipe.std).items():
-        if advantage == 0 or member not in trees:
+        if (advantage == 0 and not recipe.shares) or member not in trees:
             continue
         tree, execution = trees[member], ExecutionId(group, member)
         of_leaves = (classes or {}).get(member) or roles(tree)
         picks = select(tree, of_leaves, rng_for(recipe.seed, execution), recipe.jmax)
         targets = sum(pick.tokens for pick in picks)  # T_e
-        found += [weighted(trajectory(tree, pick, execution), advantage / targets, base) for pick in picks]
+        share = 1 / targets if recipe.shares and targets else None
+        found += [weighted(trajectory(tree, pick, execution), advantage / targets, base, share) for pick in picks]
         base += len(tree)
     return found
 
 
-def weighted(path: Trajectory, weight: float, base: int = 0) -> Weighted:
-    """`path` with `weight` on each selected token, cut after the last of them: what follows changes no gradient.
-
-    `base` keeps the rows of different executions apart.
+def weighted(path: Trajectory, weight: float, base: int = 0, share: float | None = None) -> Weighted:
+    """`path` with `weight`, and `share`, on each selected token, cut after the last of them: what follows changes no
+    gradient. `base` keeps the rows of different executions apart.
     """
     end = int(np.flatnonzero(path.selected)[-1]) + 1
     selected = path.selected[:end]
     weights = np.where(selected, np.float32(weight), np.float32(0))
     logprobs = np.where(selected, path.logprobs[:end], np.float32(0))
-    return Weighted(path.ids[:end], weights, logprobs, path.temperature, keys_of(path.ids[:end], path.rows[:end], base))
+    keys = keys_of(path.ids[:end], path.rows[:end], base)
+    shares = None if share is None else np.where(selected, np.float32(share), np.float32(0))
+    return Weighted(path.ids[:end], weights, logprobs, path.temperature, keys, shares)
 
 
 def pack(group: int, found: Sequence[Weighted], recipe: Recipe) -> list[MicroStep]:
@@ -143,6 +149,7 @@ def _flat(members: Sequence[Weighted]) -> MicroStep:
         logprobs=np.concatenate([member.logprobs for member in members]),
         temperature=members[0].temperature,
         calls=np.concatenate([owners(member.keys) for member in members]),
+        shares=_concatenated([member.shares for member in members]),
     )
 
 
@@ -157,6 +164,8 @@ def _tree(members: Sequence[Weighted], shared: Sequence[int]) -> MicroStep:
         start, own = sum(lengths), len(member.ids) - common
         runs.weights[here[:common]] += member.weights[:common]
         runs.logprobs[here[:common]] += member.logprobs[:common]
+        if runs.shares is not None and member.shares is not None:
+            runs.shares[here[:common]] += member.shares[:common]
         if own:
             lengths.append(own)
             parents.append(int(here[common - 1]) if common else -1)
@@ -171,7 +180,14 @@ def _without(member: Weighted, common: int) -> Weighted:
         weights=member.weights[common:],
         logprobs=member.logprobs[common:],
         keys=member.keys[common:],
+        shares=None if member.shares is None else member.shares[common:],
     )
+
+
+def _concatenated(parts: Sequence[Floats | None]) -> Floats | None:
+    """All of them, if they are there."""
+    there = [part for part in parts if part is not None]
+    return np.concatenate(there) if there else None
 
 
 def split(micro_step: MicroStep, tokens: int) -> tuple[MicroStep, MicroStep | None]:
@@ -205,6 +221,7 @@ def _part(whole: MicroStep, name: str, tokens: slice, runs: slice) -> MicroStep:
         temperature=whole.temperature,
         parents=_unless_flat(whole.parents[runs]),
         calls=None if whole.calls is None else whole.calls[tokens],
+        shares=None if whole.shares is None else whole.shares[tokens],
     )
 
 
@@ -227,6 +244,7 @@ def _regrown(whole: MicroStep, rest: MicroStep, cut_at: int) -> MicroStep:
         logprobs=np.concatenate([silent, rest.logprobs]),
         parents=_unless_flat((-1, *parents)),
         calls=None if whole.calls is None or rest.calls is None else np.concatenate([whole.calls[trunk], rest.calls]),
+        shares=None if rest.shares is None else np.concatenate([silent, rest.shares]),
     )
 
 

@@ -80,6 +80,7 @@ def flattened(micro_step: MicroStep) -> MicroStep:
         logprobs=np.where(own, micro_step.logprobs[order], np.float32(0)),
         temperature=micro_step.temperature,
         calls=None if micro_step.calls is None else micro_step.calls[order],
+        shares=None if micro_step.shares is None else np.where(own, micro_step.shares[order], np.float32(0)),
     )
 
 
@@ -87,7 +88,7 @@ def calls(micro_step: MicroStep) -> Index:
     """The model call of each target, as a number (int64, T). Elsewhere it says nothing."""
     if micro_step.calls is not None:
         return micro_step.calls.astype(np.int64)
-    wanted = micro_step.weights != 0
+    wanted = micro_step.wanted
     follows = wanted & np.concatenate([[False], wanted[:-1]])
     follows[starts(micro_step)] = False
     return np.cumsum(~follows)
