@@ -1,6 +1,6 @@
 """The trajectory processor at full size: time and memory of trees, selection, and what packing and Jmax save.
 
-    python bench/processor.py [--json] [--held 200] [--repeats 3] [--no-training]
+    python bench/processor.py [--json] [--held 200] [--repeats 3] [--run DIR] [--no-training]
 
 `build_s`: 1M tokens in 1,200 rows, from recorded calls. `rebuild_s`: the same from the journal's file, and written as
 the file that is mapped. `select_ms`: 5 trajectories drawn of it; `roles_ms` and `arrays_ms`: telling the roles of its
@@ -8,8 +8,9 @@ leaves, and the token arrays of the five. `bytes_per_token`: of the file that is
 tokens, held at once as they wait for their group: what they take of the machine's memory, without the maps (file pages,
 which the system drops when it needs them) and with all of them resident.
 `shapes`: tokens and CPU-seconds of forward and backward, flat rows beside shared prefixes (`bench/packing.py`).
-`jmax`: CPU-seconds of forward and backward of a branching run's trajectories, capped and not, in flat rows and packed;
-beside them the part that the paper measured.
+`jmax`: CPU-seconds of forward and backward of branching executions' trajectories, capped and not, in flat rows and packed;
+beside them the part that the paper measured. `--run DIR` takes the most branching ones that a run has recorded, else two
+are made up: a compaction, retries, six sub-agents. The model is a small one either way.
 """
 
 import argparse
@@ -169,7 +170,7 @@ def held(folder: Path, count: int) -> dict[str, Any]:
     }
 
 
-def training(repeats: int) -> dict[str, Any]:
+def training(repeats: int, recorded_run: Path | None) -> dict[str, Any]:
     """What packing and Jmax save, in tokens and seconds."""
     import packing
     import torch
@@ -187,9 +188,9 @@ def training(repeats: int) -> dict[str, Any]:
         tiny(Path(made), layers=4, hidden=256)
         trainer = TorchTrainer(load.causal_lm(Path(made)), optimizer=False)
     shapes = [packing.measure("small", name, trainer, repeats) for name in SHAPES]
-    recipe = Recipe(seed=0, jmax=5, microstep_tokens=4096, max_sequence=4096, tree_depth=UNLIMITED)
+    recipe = Recipe(seed=0, jmax=5, microstep_tokens=4096, max_sequence=2**20, tree_depth=UNLIMITED)
     settled = {member: Settlement(Verdict.SCORED, score=float(member % 2)) for member in range(2)}
-    run = {member: branching(seed) for member, seed in enumerate((0, 1))}
+    run = of_run(recorded_run) if recorded_run else {member: branching(member) for member in range(2)}
     rows: dict[str, dict[str, Any]] = {}
     for name, jmax in (("uncapped", 10_000), ("5", 5), ("1", 1)):
         row: dict[str, Any] = {"paper": PAPER[name]}
@@ -203,6 +204,19 @@ def training(repeats: int) -> dict[str, Any]:
         rows[name] = row
     keys = ("name", "flat_tokens", "packed_tokens", "flat_s", "packed_s", "token_ratio", "time_ratio", "gradient")
     return {"shapes": [{key: row[key] for key in keys} for row in shapes], "jmax": rows}
+
+
+def of_run(folder: Path) -> dict[int, Tree]:
+    """The two executions with the most leaves that a run has recorded; ids are folded into a small vocabulary."""
+    import packing
+
+    found = [rebuild(path) for path in (folder / "calls").glob("*.calls")]
+    found.sort(key=lambda tree: -len(list(tree.leaves())))
+    for tree in found[:2]:
+        tree.all_ids[:] %= packing.VOCABULARY
+    if len(found) < 2:
+        raise SystemExit(f"{folder} has fewer than two executions with calls")
+    return dict(enumerate(found[:2]))
 
 
 def branching(seed: int) -> Tree:
@@ -247,12 +261,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--held", type=int, default=200, help="executions of 120K tokens held at once")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--run", type=Path, metavar="DIR", help="a run folder whose executions branch")
     parser.add_argument("--no-training", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         found = trees(Path(made), args.repeats) | {"held": held(Path(made), args.held)}
     if not args.no_training:
-        found |= training(args.repeats)
+        found |= training(args.repeats, args.run)
     if args.json:
         print(json.dumps(found, indent=1))
     else:
