@@ -8,9 +8,9 @@ leaves, and the token arrays of the five. `bytes_per_token`: of the file that is
 tokens, held at once as they wait for their group: what they take of the machine's memory, without the maps (file pages,
 which the system drops when it needs them) and with all of them resident.
 `shapes`: tokens and CPU-seconds of forward and backward, flat rows beside shared prefixes (`bench/packing.py`).
-`jmax`: CPU-seconds of forward and backward of branching executions' trajectories, capped and not, in flat rows and packed;
-beside them the part that the paper measured. `--run DIR` takes the most branching ones that a run has recorded, else two
-are made up: a compaction, retries, six sub-agents. The model is a small one either way.
+`jmax`: CPU-seconds of forward and backward of branching executions' trajectories, capped and not, in flat rows and
+packed; beside them the part that the paper measured. `--run DIR` takes the most branching ones that a run has recorded,
+else two are made up: a compaction, retries, six sub-agents. The model is a small one either way.
 """
 
 import argparse

@@ -36,8 +36,8 @@ class Model(Section):
 
 
 class Tasks(Section):
-    """`kind`: a built-in generator (`quickstart`, `two-part`, `letters`), `harbor` with `path` (folders), `verl` or `slime`
-    with `path` (a file of prompts), or `package.module:Class`."""
+    """`kind`: a built-in generator (`quickstart`, `two-part`, `letters`), `harbor` with `path` (folders), `verl` or
+    `slime` with `path` (a file of prompts), or `package.module:Class`."""
 
     kind: str = "quickstart"
     path: str = ""
