@@ -179,11 +179,11 @@ class Watch:
         assert state.pending or (state.trained and move.cell == 0), "data that nobody has claimed"
         if not policy.lockstep and state.pending:
             assert state.pending >= policy.gate * (len(state.training) - 1), "enough of them for another cell"
-        if self.state.plan.when is When.DRAINED:
+        if policy.when is When.DRAINED:
             assert state.waterlevel == 0, "nothing is live"
-        if self.state.plan.when in (When.STEP, When.BURST, When.DRAINED):
+        if policy.when in (When.STEP, When.BURST, When.DRAINED):
             assert state.room == 0, "the step has all its groups"
-        if self.state.plan.when is When.ROOM:
+        if policy.when is When.ROOM:
             assert not state.queued
             assert not state.homeless
             assert not state.cells[move.cell].homes
@@ -236,7 +236,7 @@ class Watch:
         assert len(homes) + state.queued == state.waterlevel
         live = [g for g in state.groups.values() if g.stage not in (Stage.VOID, Stage.ADMITTED)]
         assert Counter(g.born for g in live) == Counter(dict(state.cohorts.items()))
-        suspended = any(state.cells[i].homes for i in state.training) and state.plan.when in OVERFULL
+        suspended = any(state.cells[i].homes for i in state.training) and state.plan.policy.when in OVERFULL
         if (state.queued or state.homeless or suspended) and state.phase is not Phase.DONE:
             assert all(state.cells[i].free <= 0 for i in state.rollout), "nobody waits while there is a place"
 

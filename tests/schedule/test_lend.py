@@ -231,19 +231,13 @@ def test_a_smaller_capacity_takes_cells_back(begin: Callable) -> None:
     assert run.moves() == [(0, "rollout")]
 
 
-def test_few_cells_train_complete_data_though_the_look_ahead_has_no_room(begin: Callable) -> None:
-    run = begin(kind="gyre", cells=2, groups_per_step=2, capacity=4, phi=1)
-    run.finish(0, 1)
-    assert run.state.waterlevel == 4
+def test_complete_data_are_trained_though_the_look_ahead_has_no_room(begin: Callable) -> None:
+    run = begin(kind="colocate-streaming", cells=2, groups_per_step=2, capacity=4, phi=1)
+    run.finish(0)
     run.end((2, 0))
     run.backlog(pending=3)
-    assert roles(run) == ["to_training", "rollout"], "w = 3 <= 4"
-    run.arrive(0, Role.TRAINING)
-    assert roles(run) == ["training", "to_training"], "all data are there: the three that live are suspended"
-    assert len(run.state.cells[1].homes) == 3
-    other = begin(kind="elastic", cells=2, groups_per_step=2, capacity=4, phi=1)
-    other.finish(0, 1)
-    other.end((2, 0))
-    other.backlog(pending=3)
-    other.arrive(0, Role.TRAINING)
-    assert roles(other) == ["training", "rollout"]
+    assert roles(run) == ["rollout", "rollout"]
+    run.finish(1)
+    run.backlog(pending=6)
+    assert roles(run) == ["to_training", "to_training"]
+    assert sum(len(cell.homes) for cell in run.state.cells) == 3, "what lives is suspended in place"

@@ -43,16 +43,6 @@ def test_async_may_train_all_elastic_cells_beside_a_standalone_pool() -> None:
     assert Plan.for_policy("async", training=2, **LETTERS, standalone=1).most_training == 2
 
 
-def test_gyre_suspends_look_ahead_only_with_few_cells() -> None:
-    assert [Plan.for_policy("gyre", **LETTERS | {"cells": cells}).when for cells in (1, 3, 4)] == [
-        When.ROOM_OR_BURST,
-        When.ROOM_OR_BURST,
-        When.ROOM,
-    ]
-    assert Plan.for_policy("gyre", **LETTERS | {"cells": 2}, standalone=2).when is When.ROOM
-    assert Plan.for_policy("colocate-streaming", **LETTERS | {"cells": 9}).when is When.ROOM_OR_BURST
-
-
 @pytest.mark.parametrize("policy", [Policy(share=1.5), Policy(share=-0.1), Policy(gate=-1.0)])
 def test_settings_that_cannot_be(policy: Policy) -> None:
     with pytest.raises(ConfigError, match=r"policy\.(share|gate)"):

@@ -99,7 +99,7 @@ def _may_leave(state: State, leaving: list[int]) -> bool:
         return True  # trains for good: it has no executions
     if not _has_work(state) or 0 < state.pending < state.plan.policy.gate * len(state.training):
         return False
-    return _LEAVES[state.plan.when](state, leaving)
+    return _LEAVES[state.plan.policy.when](state, leaving)
 
 
 def _room_without(state: State, leaving: list[int]) -> bool:
@@ -137,7 +137,7 @@ def _core_is_live(state: State) -> bool:
 def _short(state: State) -> bool:
     """Must a cell return before the burst is over? By the waterlevel if w > C_R, cells on their way back counted; where
     executions are suspended in place, if data are missing that only rollout makes."""
-    when = state.plan.when
+    when = state.plan.policy.when
     if when is When.STEP:
         return not step_complete(state)
     if when in (When.BURST, When.DRAINED):
@@ -163,7 +163,7 @@ def _in_prefix(state: State, cell: int) -> bool:
 
 def _core_stays(state: State) -> bool:
     """w fits into the cells but the core, those on their way back included (what is to be dispatched is in w)."""
-    if state.plan.when not in (When.ROOM, When.ROOM_OR_BURST, When.SHARE) or not batch_ready(state):
+    if state.plan.policy.when not in (When.ROOM, When.ROOM_OR_BURST, When.SHARE) or not batch_ready(state):
         return False
     formation = state.cells.formation
     rest = sum(state.cells[i].capacity for i in formation.rollout + formation.to_rollout if i)

@@ -59,14 +59,14 @@ def place_homeless(turn: Turn) -> None:
 def place_suspended(turn: Turn) -> None:
     """Executions suspended in cells that train go on in cells that roll out, as far as there is room, oldest first."""
     state = turn.state
-    if state.plan.when in _OVERFULL and (cells := [i for i in state.training if state.cells[i].homes]):
+    if state.plan.policy.when in _OVERFULL and (cells := [i for i in state.training if state.cells[i].homes]):
         hand_over(turn, cells)
 
 
 def hand_over(turn: Turn, leaving: Collection[int]) -> None:
     """Executions at home in `leaving` cells move to cells that stay, longest-staying first: all of them by the paper's
     rule, none where they are suspended in place."""
-    state, when = turn.state, turn.state.plan.when
+    state, when = turn.state, turn.state.plan.policy.when
     if when not in (When.ROOM, *_OVERFULL):
         return
     executions = sorted(execution for cell in leaving for execution in state.cells[cell].homes)

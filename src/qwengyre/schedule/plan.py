@@ -35,7 +35,6 @@ class Policy:
     `share`: for When.SHARE, how much of a step's groups is enough.
     `gate`: lend a further cell only if so many micro-steps wait for each that trains already: executions that have
     their cells to themselves are faster, and moved less often.
-    `few`: ROOM_OR_BURST is ROOM where there are more cells than these (None: never): one of many can wait for room.
     `streaming`: a group enters its step as soon as it is ready; otherwise a step's groups enter together.
     """
 
@@ -45,7 +44,6 @@ class Policy:
     when: When = When.ROOM
     share: float = 0.0
     gate: float = 0.0
-    few: int | None = None
     streaming: bool = True
 
     @staticmethod
@@ -59,7 +57,7 @@ class Policy:
 
 NAMES: Mapping[str, Policy] = {
     "elastic": Policy(),
-    "gyre": Policy(when=When.ROOM_OR_BURST, few=3, gate=1.0),
+    "gyre": Policy(gate=1.0),
     "async": Policy(streaming=False),
     "async-streaming": Policy(),
     "colocate": Policy(lockstep=True, when=When.BURST, streaming=False),
@@ -154,13 +152,6 @@ class Plan:
     def most_training(self) -> int:
         """Longest training prefix."""
         return self.cells if self.policy.most is None else self.policy.most
-
-    @cached_property
-    def when(self) -> When:
-        """The rule of lending, with this number of cells."""
-        policy = self.policy
-        many = policy.few is not None and self.num_cells > policy.few
-        return When.ROOM if many and policy.when is When.ROOM_OR_BURST else policy.when
 
     @property
     def depth(self) -> int:

@@ -71,9 +71,9 @@ def _burst(state: State) -> list[str]:
 
 
 def _why_not_lent(state: State) -> str:
-    if state.plan.when is When.SHARE:
+    if state.plan.policy.when is When.SHARE:
         return f"no cell trains: data of fewer groups wait than {state.plan.policy.share:.0%} of a step"
-    if state.plan.when is not When.ROOM:
+    if state.plan.policy.when is not When.ROOM:
         return f"no cell trains: the data of the burst up to step {state.burst_end} are not complete"
     return (
         f"no cell trains: {state.waterlevel} executions are unfinished, the places of all rollout cells are "

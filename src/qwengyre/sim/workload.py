@@ -117,7 +117,6 @@ class PolicySettings(Section):
     when: When | None = None
     share: float | None = None
     gate: float | None = None
-    few: int | None = None
     streaming: bool | None = None
 
 
