@@ -8,6 +8,7 @@ import zlib
 
 import httpx
 import numpy as np
+import orjson
 import pytest
 
 from qwengyre.engine.calls import Call, Completion, EngineClosedError, Health, RefusedCallError, Span
@@ -243,3 +244,24 @@ def test_a_refusal_names_its_kind():
     with pytest.raises(RefusedCallError, match="lacks 'token_ids'") as refusal:
         read_call(b'{"request_id": "a", "sampling_params": {"max_tokens": 1}}', Prefixes())
     assert refusal.value.kind == "invalid"
+
+
+async def test_tokens_are_streamed_as_they_are_sampled(tmp_path):
+    import torch
+    from engine_cases import qwen3
+
+    from qwengyre.engine.embedded import EmbeddedEngine
+
+    torch.set_num_threads(1)
+    engine = EmbeddedEngine(qwen3(), name="cell0.0", eos_ids=[], window=256)
+    url = await engine.start()
+    body = {"request_id": "r", "token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 40}, "stream": True}
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        closed = await client.post("/inference/v1/generate", json=body)
+        assert (closed.status_code, closed.json()["error"]["type"]) == (409, "closed")
+        await engine.open()
+        answer = await client.post("/inference/v1/generate", json=body)
+        lines = [orjson.loads(line) for line in answer.content.splitlines()]
+    assert [i for line in lines[:-1] for i in line["token_ids"]] == lines[-1]["choices"][0]["token_ids"]
+    assert lines[-1]["kept"] is True
+    await engine.stop()

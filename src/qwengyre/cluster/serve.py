@@ -95,6 +95,7 @@ class Served:
             body_limit_mb=config.gateway.body_limit_mb,
             on_engine_lost=self._lost,
             seed=config.run.seed,
+            live=True,
         )
 
     async def _lost(self, cell: int, incarnation: int, reason: str) -> None:

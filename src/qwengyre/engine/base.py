@@ -10,6 +10,8 @@ POST /inference/v1/generate
     first `length` ids of that request's prompt and output (`crc`: CRC-32 of them as little-endian int32), and then
     `token_ids`, which may be empty. 400 with type "unknown_prefix": the full ids must be sent. The answer comes when
     the call is over:
+    (with "stream": true, an engine that can answers application/x-ndjson: {"token_ids": [int]} as they are sampled,
+    and that same object last)
     200 {"request_id", "engine": str, "choices": [{"index": 0, "token_ids": [int], "finish_reason":
          "stop" | "length" | "abort", "stop_reason": int | null, "logprobs": {"content": [{"token_id", "logprob"}]},
          "weight_versions": [{"version": str, "start": int, "end": int}]}]}

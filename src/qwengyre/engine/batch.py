@@ -197,6 +197,8 @@ class Batch:
         running.ids[running.size] = token
         running.size += 1
         running.logprobs.append(logprob)
+        if running.call.progress is not None:
+            running.call.progress(token)
         if not running.versions or running.versions[-1][:2] != under:
             running.versions.append((*under, at))
         if token in running.stops:

@@ -3,7 +3,8 @@
 Torch-free, so that engines without torch (emulated ones, a user's) serve the same surface.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from qwengyre.types import Floats, Ids
@@ -23,6 +24,8 @@ class Call:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     handle: str = ""
+    progress: Callable[[int], None] | None = field(default=None, compare=False, repr=False)
+    """Hears each token at once, in the engine's own thread."""
 
 
 class Span(NamedTuple):

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import orjson
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from qwengyre.engine.calls import Call, Completion, EngineClosedError, RefusedCallError, Span, TokenEngine
@@ -30,7 +31,10 @@ def build_app(engine: TokenEngine, name: str) -> Starlette:
 
     async def generate(request: Request) -> Response:
         try:
-            call, prefix = read_call(await request.body(), prefixes)
+            body = await request.body()
+            call, prefix = read_call(body, prefixes)
+            if b'"stream":true' in body[-4096:] and orjson.loads(body).get("stream"):
+                return await _streamed(engine, call, finished(prefix))
             completion = await _until_disconnect(request, engine.generate(call))
         except RefusedCallError as refusal:
             return _error(400, refusal.kind, str(refusal))
@@ -38,9 +42,10 @@ def build_app(engine: TokenEngine, name: str) -> Starlette:
             return _error(409, "closed", str(closed))
         except EngineError as failure:
             return _error(500, "engine", str(failure))
-        if completion is None:
-            return Response(status_code=499)
-        return _json(write_completion(completion, name) | {"kept": prefixes.keep(call, completion, prefix)})
+        return Response(status_code=499) if completion is None else _json(finished(prefix)(call, completion))
+
+    def finished(prefix: str) -> Callable[[Call, Completion], dict[str, Any]]:
+        return lambda call, done: write_completion(done, name) | {"kept": prefixes.keep(call, done, prefix)}
 
     async def abort(request: Request) -> Response:
         try:
@@ -126,6 +131,38 @@ def write_completion(completion: Completion, name: str) -> dict[str, Any]:
 def _span(span: Span) -> dict[str, Any]:
     stamped = {"version": str(span.version), "start": span.start, "end": span.end}
     return stamped if span.kv_version < 0 else stamped | {"kv_version": str(span.kv_version)}
+
+
+async def _streamed(
+    engine: TokenEngine, call: Call, finished: Callable[[Call, Completion], dict[str, Any]]
+) -> Response:
+    """Tokens as they are sampled, one JSON object a line, and the whole answer last. Raises what `generate` raises
+    before the first token; a client that goes away ends the call."""
+    loop, news = asyncio.get_running_loop(), asyncio.Queue[int]()
+    task = asyncio.ensure_future(
+        engine.generate(replace(call, progress=lambda token: loop.call_soon_threadsafe(news.put_nowait, token)))
+    )
+    first = asyncio.ensure_future(news.get())
+    await asyncio.wait((task, first), return_when=asyncio.FIRST_COMPLETED)
+    if task.done() and task.exception() is not None:
+        first.cancel()
+        task.result()
+
+    async def lines() -> AsyncIterator[bytes]:
+        waiting = first
+        try:
+            while not task.done():
+                await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+                if waiting.done():
+                    tokens = [waiting.result(), *(news.get_nowait() for _ in range(news.qsize()))]
+                    waiting = asyncio.ensure_future(news.get())
+                    yield orjson.dumps({"token_ids": tokens}) + b"\n"
+            yield orjson.dumps(finished(call, task.result())) + b"\n"
+        finally:
+            waiting.cancel()
+            task.cancel()
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
 async def _until_disconnect(request: Request, work: Awaitable[Completion]) -> Completion | None:

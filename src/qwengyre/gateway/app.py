@@ -56,6 +56,7 @@ class Gateway:
         seed: int = 0,
         keepalive_s: float = 15.0,
         signals: identity.Signals = identity.DEFAULT,
+        live: bool = False,
     ) -> None:
         """`folder` holds the journals, `<execution>.calls`; `window` is the most tokens of prompt and answer together.
 
@@ -68,7 +69,7 @@ class Gateway:
         self._on_engine_lost = on_engine_lost
         self._reported: set[tuple[int, int, int]] = set()
         self._make_shared = lambda: Shared(
-            renderer, sampling, window, seed, Engines(), self._switch, Writer(), Tasks(), self._engine_lost
+            renderer, sampling, window, seed, Engines(), self._switch, Writer(), Tasks(), self._engine_lost, live
         )
         self._switch = Switch()
         self._shared: Shared | None = None

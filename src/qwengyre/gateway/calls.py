@@ -47,6 +47,9 @@ class Call:
         """Whether we asked the engine to end the attempt that runs."""
         self.attempt: tuple[str, str] | None = None
         """Engine URL and request id of the attempt that runs."""
+        self.said: list[int] = []
+        """Output ids so far, those of a running attempt included where its engine streams."""
+        self.news = asyncio.Event()
         self.kept: tuple[str, str] | None = None
         """Engine URL and request id under which the last attempt's prompt and output are kept there."""
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -61,11 +64,18 @@ class Call:
             self.timings[spent] += now - self.since
         self.state, self.since, self.cell = state, now, cell
 
+    def hear(self, ids: list[int]) -> None:
+        """More of a running attempt."""
+        self.said += ids
+        self.news.set()
+
     def take(self, part: Part) -> None:
         """Keep an attempt's tokens and decide whether the call is over."""
         if len(part.output):
             self.parts.append(part)
             self.tokens += len(part.output)
+            self.said = self.output.tolist()
+            self.news.set()
         if part.finish in ("stop", "length"):
             self.finish = part.finish
         elif self.tokens and (self.tokens >= self.budget or part.finish == "too_long"):

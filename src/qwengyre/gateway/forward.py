@@ -3,6 +3,7 @@
 Every outcome is a `Part`, never an exception: an engine that is closed, dead or confused ends an attempt, not a call.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import orjson
 
 from qwengyre.types import Floats, Ids, Stretch
+
+Hear = Callable[[list[int]], None]
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,12 @@ class Engines:
         timeout = httpx.Timeout(None, connect=10.0)
         self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
 
-    async def generate(self, url: str, request: dict[str, Any]) -> Part:
-        """POST the call and wait for its end. Cancelling this aborts the call at the engine."""
-        body = orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)
+    async def generate(self, url: str, request: dict[str, Any], hear: Hear | None = None) -> Part:
+        """POST the call and wait for its end. Cancelling this aborts the call at the engine. `hear`: is told the ids as
+        they are sampled, by an engine that streams."""
+        body = orjson.dumps(request | ({"stream": True} if hear else {}), option=orjson.OPT_SERIALIZE_NUMPY)
         try:
-            answer = await self._post(f"{url}/inference/v1/generate", body)
+            answer = await self._post(f"{url}/inference/v1/generate", body, hear)
         except httpx.HTTPError as error:
             return nothing("lost", f"{type(error).__name__}: {error}")
         if answer.status_code == 409:
@@ -55,7 +59,7 @@ class Engines:
         if answer.status_code != 200:
             return nothing("lost", f"HTTP {answer.status_code}: {answer.text[:200]}")
         try:
-            return _part(orjson.loads(answer.content))
+            return _part(orjson.loads(answer.content.rpartition(b"\n")[2] or answer.content))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             return nothing("lost", f"an answer that is not in the engine's shape: {error!r}")
 
@@ -70,8 +74,20 @@ class Engines:
         """Close the client."""
         await self._client.aclose()
 
-    async def _post(self, url: str, body: bytes) -> httpx.Response:
-        return await self._client.post(url, content=body, headers={"content-type": "application/json"})
+    async def _post(self, url: str, body: bytes, hear: Hear | None = None) -> httpx.Response:
+        headers = {"content-type": "application/json"}
+        if hear is None:
+            return await self._client.post(url, content=body, headers=headers)
+        async with self._client.stream("POST", url, content=body, headers=headers) as answer:
+            last = b""
+            if answer.headers.get("content-type") != "application/x-ndjson":
+                last = await answer.aread()
+            else:
+                async for line in answer.aiter_lines():
+                    last = line.encode()
+                    if line.startswith('{"token_ids"'):
+                        hear(orjson.loads(last)["token_ids"])
+            return httpx.Response(answer.status_code, content=last)
 
 
 def _rejected(answer: httpx.Response) -> Part:

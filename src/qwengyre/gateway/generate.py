@@ -44,6 +44,8 @@ class Shared:
     writer: Writer
     tasks: Tasks
     lost: Callable[[Home, str], Coroutine[Any, Any, None]]
+    live: bool = False
+    """Whether streams are told what is sampled at once, not when it is complete."""
 
 
 class Generation:
@@ -105,7 +107,8 @@ class Generation:
         call.aborting, call.attempt = False, (home.url, request_id)
         call.enter("running", home.cell)
         self._note()
-        work = asyncio.create_task(shared.engines.generate(home.url, body))
+        hear = call.hear if shared.live and call.request.stream and not call.request.stops else None
+        work = asyncio.create_task(shared.engines.generate(home.url, body, hear))
         gone = asyncio.create_task(shared.switch.gone(home, _GONE_S))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)

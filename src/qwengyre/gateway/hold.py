@@ -5,6 +5,8 @@ Streaming: headers at once, a no-op event every `interval` seconds, then the who
 """
 
 import asyncio
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -13,8 +15,10 @@ from starlette.types import Message, Receive, Scope, Send
 from qwengyre.gateway.calls import Call
 from qwengyre.gateway.canon import Refusal, Request
 from qwengyre.gateway.dialects.base import Dialect
+from qwengyre.gateway.parse import Delta
 from qwengyre.gateway.session import Session
 
+_FIRST = asyncio.FIRST_COMPLETED
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -28,6 +32,8 @@ class Held:
         self._interval = interval
         self._started = False
         self._stream = dialect.stream(request, call.head, session.prompted(call))
+        self._heard = session.listener(call) if request.stream else None
+        self._at = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hold, answer, and tell the session whether the client was there to take it."""
@@ -45,9 +51,25 @@ class Held:
     async def _wait(self, send: Send, gone: asyncio.Task[None]) -> None:
         answer = self._call.answer
         while not gone.done() and not answer.done():
-            await asyncio.wait({gone, answer}, timeout=self._interval, return_when=asyncio.FIRST_COMPLETED)
-            if not gone.done() and not answer.done():
+            news = asyncio.ensure_future(self._call.news.wait())
+            done, _ = await asyncio.wait({gone, answer, news}, timeout=self._interval, return_when=_FIRST)
+            news.cancel()
+            if gone.done() or answer.done():
+                return
+            if not done:
                 await self._send(send, self._stream.ping() if self._request.stream else b" ")
+            elif more := self._more():
+                await self._send(send, more)
+
+    def _more(self) -> bytes:
+        """What has been sampled since the last time, as far as it is certain."""
+        self._call.news.clear()
+        if self._heard is None:
+            return b""
+        fresh, self._at = self._call.said[self._at :], len(self._call.said)
+        deltas = [delta for token in fresh for delta in self._heard(token) if delta.kind != "call"]
+        kinds = groupby(deltas, key=attrgetter("kind"))  # many ids, one event: a chunk has its price
+        return b"".join(self._stream.more(Delta(kind, "".join(d.text for d in same))) for kind, same in kinds)
 
     async def _finish(self, send: Send, gone: asyncio.Task[None]) -> bool:
         for _ in range(4):  # a hang-up that has arrived already is seen before anything is sent into it

@@ -12,7 +12,7 @@ cut after its first character and the parts are encoded apart, so the ids decode
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -21,7 +21,7 @@ import numpy as np
 
 from qwengyre.errors import ConfigError
 from qwengyre.gateway.canon import Message, Refusal, ToolCall
-from qwengyre.gateway.parse import Parsed, Tools, parse
+from qwengyre.gateway.parse import Delta, Parsed, Parser, Tools, parse
 from qwengyre.gateway.standin import ANCHOR, ANCHORED, CUT, STANDIN, STUB, clean, cleaned, stand_in
 from qwengyre.types import Ids, Kind
 
@@ -75,6 +75,10 @@ class Renderer(Protocol):
     def parse(self, output: Ids, *, tools: Tools | bool, stops: Sequence[str] = (), cut: bool = False) -> Parsed:
         """Text, tool calls (of `tools`) and reasoning of sampled ids, up to the first of the `stops`. `cut`: their
         limit ended them."""
+        ...
+
+    def listen(self, *, tools: Tools | bool) -> Callable[[int], list[Delta]]:
+        """A listener of one output: it is given ids one by one and returns what they add."""
         ...
 
     def encode(self, text: str) -> Ids:
@@ -164,6 +168,18 @@ class TemplateRenderer:
             return parsed
         kept = bisect_left(range(len(ids)), True, key=lambda n: self.text(ids[:n]).startswith(raw[: at + len(stop)]))
         return replace(parsed, stop=stop, kept=kept)
+
+    def listen(self, *, tools: Tools | bool) -> Callable[[int], list[Delta]]:
+        """See the protocol."""
+        from tokenizers.decoders import DecodeStream
+
+        parser, decoder = Parser(tools=tools, thinking=self._thinking), DecodeStream(skip_special_tokens=False)
+
+        def heard(token: int) -> list[Delta]:
+            text = None if token in self._stop_ids else decoder.step(self._backend, token)
+            return parser.feed(text) if text else []
+
+        return heard
 
     def encode(self, text: str) -> Ids:
         """See the protocol."""

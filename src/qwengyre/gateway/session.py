@@ -5,6 +5,8 @@ import hashlib
 import logging
 import secrets
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from qwengyre.gateway.dialects.base import Prompted
 from qwengyre.gateway.generate import SEALED, Generation, Shared
 from qwengyre.gateway.journal import CallLog, Journal
 from qwengyre.gateway.match import Index, Prompt, fingerprint
+from qwengyre.gateway.parse import Delta
 from qwengyre.trajectory.tree import ROOT, Tree
 from qwengyre.types import Kind, ModelCall
 
@@ -112,6 +115,13 @@ class Session:
         """How long the prompt of a call is, and how much of it was there before."""
         length = self._length(call.prompt)
         return Prompted(length, length - len(call.prompt.suffix))
+
+    def listener(self, call: Call) -> Callable[[int], list[Delta]] | None:
+        """For a stream that is told what is sampled at once: what each id adds to the answer."""
+        request, shared = call.request, self._shared
+        if not shared.live or request.stops or request.raw is not None:
+            return None
+        return shared.renderer.listen(tools=request.tools if request.parse_tools else ())
 
     def leave(self, call: Call, *, delivered: bool) -> None:
         """The client is done with the call: it has the answer, or it went away and the call is kept."""
@@ -211,6 +221,8 @@ class Session:
         parsed = self._shared.renderer.parse(call.output, tools=tools, stops=request.stops, cut=cut)
         if parsed.stop:
             call.cut(parsed.kept)
+        if request.raw is not None:
+            parsed = replace(parsed, text=parsed.raw, reasoning="", calls=())
         calls = tuple(ToolCall(f"call_{secrets.token_hex(12)}", *c) for c in parsed.calls)
         chain = self._index.answer_chain(prompt, parsed.text, calls)
         call.timings["done"] = time.time()

@@ -20,6 +20,7 @@ from qwengyre.gateway.dialects.wire import (
     left_over,
     stops_of,
 )
+from qwengyre.gateway.parse import Delta
 
 _FOLLOWED = frozenset(("messages", "system", "tools", "tool_choice", "model", "stream", "max_tokens", "stop_sequences"))
 _BILLING = "x-anthropic-billing-header:"
@@ -95,6 +96,8 @@ class AnthropicStream:
 
     def __init__(self, head: Head, prompted: Prompted) -> None:
         self._head, self._prompted = head, prompted
+        self._index, self._open = 0, ""
+        self._told = {"reasoning": 0, "text": 0}
 
     def opening(self) -> bytes:
         """message_start, with the prompt's true length."""
@@ -106,14 +109,45 @@ class AnthropicStream:
         """The protocol's own."""
         return _event("ping")
 
+    def more(self, delta: Delta) -> bytes:
+        """A delta of a thinking or a text block, which it opens if need be."""
+        self._told[delta.kind] += len(delta.text)
+        field = "thinking" if delta.kind == "reasoning" else "text"
+        opened = b""
+        if self._open != field:
+            opened = self._close()
+            self._open = field
+            empty = {"thinking": "", "signature": ""} if field == "thinking" else {"text": ""}
+            opened += _event("content_block_start", index=self._index, content_block={"type": field, **empty})
+        return opened + self._delta({"type": f"{field}_delta", field: delta.text})
+
     def events(self, answer: Answer) -> bytes:
-        """All blocks, the stop reason with the usage, message_stop."""
+        """What is left of all blocks, the stop reason with the usage, message_stop."""
         parts: list[bytes] = []
-        for index, block in enumerate(_blocks(self._head, answer)):
-            parts += _block_events(index, block)
+        for delta in (Delta("reasoning", answer.reasoning), Delta("text", answer.text)):
+            if left := delta.text[self._told[delta.kind] :]:
+                parts.append(self.more(Delta(delta.kind, left)))
+        parts.append(self._close())
+        for call in answer.calls:
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            parts.append(_event("content_block_start", index=self._index, content_block=block))
+            parts.append(self._delta({"type": "input_json_delta", "partial_json": call.arguments}))
+            self._open = "tool_use"
+            parts.append(self._close())
         delta = {"stop_reason": _finish(answer), "stop_sequence": answer.stop or None}
         parts += (_event("message_delta", delta=delta, usage=_usage(answer)), _event("message_stop"))
         return b"".join(parts)
+
+    def _delta(self, delta: Json) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        signed = self._open == "thinking"
+        signature = self._delta({"type": "signature_delta", "signature": self._head.id}) if signed else b""
+        self._index, self._open = self._index + 1, ""
+        return signature + _event("content_block_stop", index=self._index - 1)
 
     def failed(self, refusal: Refusal) -> bytes:
         """An error event."""
@@ -198,21 +232,6 @@ def _blocks(head: Head, answer: Answer) -> Iterator[Json]:
         yield {"type": "text", "text": answer.text}
     for call in answer.calls:
         yield {"type": "tool_use", "id": call.id, "name": call.name, "input": orjson.loads(call.arguments)}
-
-
-def _block_events(index: int, block: Json) -> Iterator[bytes]:
-    kind = block["type"]
-    if kind == "thinking":
-        empty, signed = {"thinking": "", "signature": ""}, {"type": "signature_delta", "signature": block["signature"]}
-        deltas = [{"type": "thinking_delta", "thinking": block["thinking"]}, signed]
-    elif kind == "text":
-        empty, deltas = {"text": ""}, [{"type": "text_delta", "text": block["text"]}]
-    else:
-        empty, deltas = {"input": {}}, [{"type": "input_json_delta", "partial_json": dumps(block["input"]).decode()}]
-    yield _event("content_block_start", index=index, content_block=block | empty)
-    for delta in deltas:
-        yield _event("content_block_delta", index=index, delta=delta)
-    yield _event("content_block_stop", index=index)
 
 
 def _message(head: Head, answer: Answer, blocks: list[Json]) -> Json:

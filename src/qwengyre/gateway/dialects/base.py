@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from qwengyre.gateway.canon import Answer, Head, Message, Refusal, Request
+from qwengyre.gateway.parse import Delta
 
 Json = dict[str, Any]
 
@@ -38,6 +39,10 @@ class Stream(Protocol):
 
     def ping(self) -> bytes:
         """A protocol-level event that changes nothing (never an SSE comment alone)."""
+        ...
+
+    def more(self, delta: Delta) -> bytes:
+        """More of the reasoning or the text, of an answer that is streamed as it is sampled. Reasoning comes first."""
         ...
 
     def events(self, answer: Answer) -> bytes:

@@ -22,6 +22,7 @@ from qwengyre.gateway.dialects.wire import (
     openai_error,
     stops_of,
 )
+from qwengyre.gateway.parse import Delta
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _FOLLOWED = frozenset(
@@ -90,6 +91,7 @@ class ChatStream:
 
     def __init__(self, request: Request, head: Head) -> None:
         self._request, self._head = request, head
+        self._told = {"reasoning": 0, "text": 0}
 
     def opening(self) -> bytes:
         """The chunk that names the role."""
@@ -99,13 +101,18 @@ class ChatStream:
         """A chunk with an empty delta."""
         return self._chunk({})
 
+    def more(self, delta: Delta) -> bytes:
+        """A chunk."""
+        self._told[delta.kind] += len(delta.text)
+        return self._chunk({"reasoning_content" if delta.kind == "reasoning" else "content": delta.text})
+
     def events(self, answer: Answer) -> bytes:
         """Reasoning, text, tool calls, finish reason, usage where asked, [DONE]."""
         parts: list[bytes] = []
-        if answer.reasoning:
-            parts.append(self._chunk({"reasoning_content": answer.reasoning}))
-        if answer.text:
-            parts.append(self._chunk({"content": answer.text}))
+        if reasoning := answer.reasoning[self._told["reasoning"] :]:
+            parts.append(self._chunk({"reasoning_content": reasoning}))
+        if text := answer.text[self._told["text"] :]:
+            parts.append(self._chunk({"content": text}))
         calls = [{"index": i, **_call(c, self._request)} for i, c in enumerate(answer.calls)]
         parts += (self._chunk({"tool_calls": [call]}) for call in calls)
         parts.append(self._chunk({}, answer.finish))

@@ -8,6 +8,7 @@ from qwengyre.gateway.canon import Answer, Head, Refusal, Request
 from qwengyre.gateway.dialects.base import Json, Known, Prompted
 from qwengyre.gateway.dialects.chat import usage_of
 from qwengyre.gateway.dialects.wire import a_count, dumps, event, left_over, openai_error, stops_of
+from qwengyre.gateway.parse import Delta
 
 _FOLLOWED = frozenset(("prompt", "model", "stream", "stream_options", "max_tokens", "stop", "n", "best_of", "echo"))
 _DEFAULT_TOKENS = 16  # the protocol's own
@@ -64,6 +65,7 @@ class CompletionStream:
 
     def __init__(self, request: Request, head: Head) -> None:
         self._request, self._head = request, head
+        self._told = 0
 
     def opening(self) -> bytes:
         """Nothing."""
@@ -73,9 +75,17 @@ class CompletionStream:
         """A chunk without text."""
         return event(_completion(self._head, "", None))
 
+    def more(self, delta: Delta) -> bytes:
+        """A chunk."""
+        self._told += len(delta.text)
+        return event(_completion(self._head, delta.text, None))
+
     def events(self, answer: Answer) -> bytes:
         """The text, the finish reason, usage where asked, [DONE]."""
-        parts = [event(_completion(self._head, answer.text, None)), event(_completion(self._head, "", answer.finish))]
+        parts = [
+            event(_completion(self._head, answer.text[self._told :], None)),
+            event(_completion(self._head, "", answer.finish)),
+        ]
         if self._request.include_usage:
             parts.append(event({**_completion(self._head, "", None), "choices": [], "usage": usage_of(answer)}))
         return b"".join(parts) + b"data: [DONE]\n\n"

@@ -23,9 +23,15 @@ from qwengyre.gateway.dialects.wire import (
     left_over,
     openai_error,
 )
+from qwengyre.gateway.parse import Delta
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _FOLLOWED = frozenset(("input", "instructions", "tools", "model", "stream", "max_output_tokens"))
+_TEXT: dict[str, tuple[str, Json]] = {
+    "reasoning": ("reasoning_summary_text", {}),
+    "message": ("output_text", {"logprobs": []}),
+}
+"""Type of an item that holds text -> how its events are called, and what they have besides."""
 _HOSTED = "hosted tools, which run at OpenAI only"
 
 
@@ -87,7 +93,9 @@ class ResponseStream:
 
     def __init__(self, request: Request, head: Head) -> None:
         self._request, self._head = request, head
-        self._number = 0
+        self._number = self._index = 0
+        self._kind, self._said = "", ""
+        """The item that grows, and its text."""
 
     def opening(self) -> bytes:
         """response.created and response.in_progress."""
@@ -97,11 +105,38 @@ class ResponseStream:
         """response.in_progress: comments do not keep every client waiting, events do."""
         return self._event("response.in_progress", response=self._open())
 
+    def more(self, delta: Delta) -> bytes:
+        """A delta of the reasoning or the message item, which it opens if need be."""
+        kind = "reasoning" if delta.kind == "reasoning" else "message"
+        opened = b""
+        if self._kind != kind:
+            opened = self._close("completed")
+            self._kind = kind
+            item, part, at = self._texts("in_progress")
+            name = "reasoning_summary_part" if kind == "reasoning" else "content_part"
+            bare = item | ({"summary": []} if kind == "reasoning" else {"content": []})
+            opened += self._event("response.output_item.added", output_index=self._index, item=bare)
+            opened += self._event(f"response.{name}.added", **at, part=part)
+        _, _, at = self._texts("in_progress")
+        self._said += delta.text
+        name, extra = _TEXT[kind]
+        return opened + self._event(f"response.{name}.delta", **at, delta=delta.text, **extra)
+
     def events(self, answer: Answer) -> bytes:
-        """Every item, whole, with the events that build it up; then the end."""
+        """What is left of every item, and the end."""
         parts: list[bytes] = []
         for index, item in enumerate(_items(self._request, self._head, answer)):
-            parts += self._item(index, item)
+            if index < self._index:
+                continue  # told whole
+            if item["type"] in _TEXT:
+                kind = "reasoning" if item["type"] == "reasoning" else "text"
+                text = answer.reasoning if kind == "reasoning" else answer.text
+                said = self._said if self._kind == item["type"] else None
+                if said is None or text != said:
+                    parts.append(self.more(Delta(kind, text[len(said or "") :])))
+                parts.append(self._close(item.get("status", "completed")))
+            else:
+                parts += self._call(item)
         kind = "response.incomplete" if answer.finish == "length" else "response.completed"
         return b"".join(parts) + self._event(kind, response=_finished(self._request, self._head, answer))
 
@@ -111,32 +146,39 @@ class ResponseStream:
         failed = {"code": error["code"] or "server_error", "message": error["message"]}
         return self._event("response.failed", response=self._open() | {"status": "failed", "error": failed})
 
-    def _item(self, index: int, item: Json) -> Iterator[bytes]:
-        where = {"output_index": index, "item_id": item["id"]}
-        started = item | {"status": "in_progress"} | dict.fromkeys(("arguments", "input") & item.keys(), "")
-        started |= {"content": []} if item["type"] == "message" else {}
-        started |= {"summary": []} if item["type"] == "reasoning" else {}
-        yield self._event("response.output_item.added", output_index=index, item=started)
-        if item["type"] == "message":
-            part, at = item["content"][0], {**where, "content_index": 0}
-            yield self._event("response.content_part.added", **at, part=part | {"text": ""})
-            yield self._event("response.output_text.delta", **at, delta=part["text"], logprobs=[])
-            yield self._event("response.output_text.done", **at, text=part["text"], logprobs=[])
-            yield self._event("response.content_part.done", **at, part=part)
-        elif item["type"] == "reasoning":
-            part, at = item["summary"][0], {**where, "summary_index": 0}
-            yield self._event("response.reasoning_summary_part.added", **at, part=part | {"text": ""})
-            yield self._event("response.reasoning_summary_text.delta", **at, delta=part["text"])
-            yield self._event("response.reasoning_summary_text.done", **at, text=part["text"])
-            yield self._event("response.reasoning_summary_part.done", **at, part=part)
-        elif item["type"] == "function_call":
-            name = "response.function_call_arguments"
-            yield self._event(f"{name}.delta", **where, delta=item["arguments"])
-            yield self._event(f"{name}.done", **where, name=item["name"], arguments=item["arguments"])
+    def _texts(self, status: str) -> tuple[Json, Json, Json]:
+        """The item that grows, its only part, and where that is."""
+        if self._kind == "reasoning":
+            item = _reasoning(self._head, self._said)
+            part, where = item["summary"][0], {"summary_index": 0}
         else:
-            yield self._event("response.custom_tool_call_input.delta", **where, delta=item["input"])
-            yield self._event("response.custom_tool_call_input.done", **where, input=item["input"])
-        yield self._event("response.output_item.done", output_index=index, item=item)
+            item = _said(self._head, self._said, status)
+            part, where = item["content"][0], {"content_index": 0}
+        return item, part, {"output_index": self._index, "item_id": item["id"], **where}
+
+    def _close(self, status: str) -> bytes:
+        if not self._kind:
+            return b""
+        item, part, at = self._texts(status)
+        name, extra = _TEXT[self._kind]
+        part_name = "reasoning_summary_part" if self._kind == "reasoning" else "content_part"
+        done = self._event(f"response.{name}.done", **at, text=self._said, **extra)
+        done += self._event(f"response.{part_name}.done", **at, part=part)
+        done += self._event("response.output_item.done", output_index=self._index, item=item)
+        self._kind, self._said, self._index = "", "", self._index + 1
+        return done
+
+    def _call(self, item: Json) -> Iterator[bytes]:
+        where = {"output_index": self._index, "item_id": item["id"]}
+        field = "arguments" if item["type"] == "function_call" else "input"
+        name = "function_call_arguments" if field == "arguments" else "custom_tool_call_input"
+        named = {"name": item["name"]} if field == "arguments" else {}
+        bare = item | {"status": "in_progress", field: ""}
+        yield self._event("response.output_item.added", output_index=self._index, item=bare)
+        yield self._event(f"response.{name}.delta", **where, delta=item[field])
+        yield self._event(f"response.{name}.done", **where, **named, **{field: item[field]})
+        yield self._event("response.output_item.done", output_index=self._index, item=item)
+        self._index += 1
 
     def _open(self) -> Json:
         return _response(self._request, self._head, "in_progress", [])
@@ -247,13 +289,23 @@ def _echoed(wire: Json, kind: str) -> ToolCall:
 def _items(request: Request, head: Head, answer: Answer) -> Iterator[Json]:
     own, status = head.id.removeprefix("resp_"), "incomplete" if answer.finish == "length" else "completed"
     if answer.reasoning:
-        summary = [{"type": "summary_text", "text": answer.reasoning}]
-        yield {"id": f"rs_{own}", "type": "reasoning", "summary": summary, "encrypted_content": head.id}
+        yield _reasoning(head, answer.reasoning)
     if answer.text or not answer.calls:
-        part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
-        yield {"id": f"msg_{own}", "type": "message", "role": "assistant", "status": status, "content": [part]}
+        yield _said(head, answer.text, status)
     for at, call in enumerate(answer.calls):
         yield {"id": f"fc_{own}_{at}", "call_id": call.id, "status": status, **_called(request, call)}
+
+
+def _reasoning(head: Head, text: str) -> Json:
+    summary = [{"type": "summary_text", "text": text}]
+    own = head.id.removeprefix("resp_")
+    return {"id": f"rs_{own}", "type": "reasoning", "summary": summary, "encrypted_content": head.id}
+
+
+def _said(head: Head, text: str, status: str) -> Json:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    own = head.id.removeprefix("resp_")
+    return {"id": f"msg_{own}", "type": "message", "role": "assistant", "status": status, "content": [part]}
 
 
 def _called(request: Request, call: ToolCall) -> Json:
