@@ -7,7 +7,7 @@ gradients of a step are made with the same weights, and each micro-step's gradie
     core       receive: pulled whole into a second buffer > added > its id and names are counted
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,7 @@ class Share:
             self._write(weights)
             self._own, self._current = None, ""
 
-    def _write(self, weights: dict[str, Any]) -> None:
+    def _write(self, weights: Mapping[str, Any]) -> None:
         parameters = self._trainer.parameters()
         if weights.keys() != parameters.keys() or any(weights[n].shape != p.shape for n, p in parameters.items()):
             raise RefusedError(f"cell {self.cell}: a weight set of another model; nothing was changed")

@@ -91,7 +91,7 @@ def calls(micro_step: MicroStep) -> Index:
     wanted = micro_step.wanted
     follows = wanted & np.concatenate([[False], wanted[:-1]])
     follows[starts(micro_step)] = False
-    return np.cumsum(~follows)
+    return np.cumsum(~follows, dtype=np.int64)
 
 
 def _parents(micro_step: MicroStep) -> tuple[int, ...]:
