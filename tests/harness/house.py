@@ -225,13 +225,15 @@ async def session(task: Task, place: Where | None = None) -> Session:
         await door.seal(EXECUTION)
     settled = await runner.settle(EXECUTION, query, ending)
     left, journal = folder / "executions" / EXECUTION, folder / "calls" / f"{EXECUTION}.calls"
+    said = (left / "harness.log").read_text()
+    print(ending, settled, said[-4000:], sep="\n")  # shown where a test fails
     return Session(
         ending,
         settled,
         left / "work",
         rebuild(journal),
         read_calls(journal),
-        (left / "harness.log").read_text(),
+        said,
         tuple(door.requests),
         Table.of(profiles.told(task.kind)),
     )

@@ -72,6 +72,9 @@ def checked(
     row = Row(harness, task, len(log.calls), forks, again(tree, log), "right" if right else "WRONG")
     ROWS.append(row)
     why = [(tree.calls[leaf], tuple(roles[leaf])) for leaf in leaves]
+    print(
+        *((c.call, c.thread[-4:], c.match, c.parent, c.suffix.size, c.output.size) for c in log.calls), *why, sep="\n"
+    )
     assert forks == 0, (forks, why)
     assert row.again == 0
     assert right, why

@@ -37,7 +37,8 @@ async def test_a_killed_engine_and_a_change_of_role_are_invisible(kind: str, tmp
     row.score = f"{found.settled.score:g}"
     finished(found)
     assert len(found.log.calls) == STEPS + 1
-    assert not TROUBLE.search(found.said), found.said
+    troubles = [line for line in found.said.splitlines() if TROUBLE.search(line) and "metadata" not in line]
+    assert not troubles, found.said  # (codex says in each session that it has no metadata of the model)
     assert place.killed
     assert len(place.reasons) == 1
     killed, moved = (next(c for c in found.log.calls if c.call == number) for number in (KILLED, MOVED))
