@@ -99,6 +99,25 @@ def test_a_transcript_makes_no_summary_of_what_it_holds():
     assert names(record, [main, other])[0] == MAIN
 
 
+def test_a_summary_comes_after_what_the_new_context_keeps():
+    """A kept tail, and a summary that was asked for after it (claude-code)."""
+    record = Record()
+    main = record.call(ROOT, user(TASK), makes=(tool("c1", command="make"),))
+    leaf = record.call(main, result("c1", "3 failed"), makes=(tool("c2", command="vi parse.py"),))
+    summary = record.call(main, result("c1", "3 failed"), user("Now condense."), text=SUMMARY)
+    root = record.call(ROOT, user(SUMMARY), assistant("", "c2"), result("c2", "saved"), text="Done.", thread="u")
+    assert names(record, [leaf, summary, root]) == [MAIN, "main-summary", MAIN]
+
+
+def test_an_answer_half_of_which_comes_again_is_a_summary_and_less_is_not():
+    lines = ["The first half of it, as it was.", "Another half that is left out."]
+    for kept, role in ((lines[0], "main-summary"), (lines[0][:20], MAIN)):
+        record = Record()
+        main = record.call(ROOT, user(TASK), user("Condense."), text="\n".join(lines))
+        record.call(ROOT, user(f"So far: {kept}"))
+        assert names(record, [main]) == [role]
+
+
 def test_a_summary_of_a_sub_agent():
     record = Record()
     record.call(ROOT, user(TASK), makes=(tool("c1", prompt=SUBTASK),))

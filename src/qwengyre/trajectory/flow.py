@@ -13,7 +13,7 @@ from qwengyre.types import ModelCall
 Request = Mapping[str, Any]
 SHORTEST = 12
 """Characters of an argument, or of a summary's line, below which finding it again says nothing."""
-LOOKED_BACK = 64
+LOOKED_BACK = 32
 """Calls before a new context whose answers are looked for in it as a summary."""
 
 
@@ -39,6 +39,13 @@ class _Argument(NamedTuple):
     tool_call: str
 
 
+class _Read(NamedTuple):
+    """A message and its lines."""
+
+    said: Said
+    lines: set[str]
+
+
 class Flow:
     """Of one execution's calls, in the order of their ends (that of the journal)."""
 
@@ -52,6 +59,7 @@ class Flow:
         """Id of a tool call -> the call that made it."""
         self._results: dict[str, int] = {}
         """Id of a tool call -> the first call that knew its result."""
+        self._summarised: dict[int, int | None] = {}
         self._texts: dict[str, list[int]] = {}
         """Text of an answer -> the calls that gave it."""
         for call in calls:
@@ -90,18 +98,22 @@ class Flow:
 
     def summarised(self, call: int) -> int | None:
         """The earlier call whose answer `call` begins with as a summary: without what it answered."""
-        said = self.said(call)
-        if not said:
-            return None
-        place = self._place[call]
-        for earlier in reversed(self._calls[max(place - LOOKED_BACK, 0) : place]):
-            if self._is_summary(earlier, said):
-                return earlier.call
-        return None
+        if call not in self._summarised:
+            self._summarised[call] = self._find_summary(call) if self.said(call) else None
+        return self._summarised[call]
 
     def before(self, call: int) -> Iterator[int]:
         """Calls that ended before `call`, the newest first."""
         return (earlier.call for earlier in reversed(self._calls[: self._place.get(call, 0)]))
+
+    def _find_summary(self, call: int) -> int | None:
+        place, carried = self._place[call], self.carried(call)
+        first = 0 if carried is None else self._place[carried] + 1  # what it begins with was summarised after that
+        root = [_Read(said, {line.strip() for line in said.text.splitlines()}) for said in self.said(call)]
+        for earlier in reversed(self._calls[max(place - LOOKED_BACK, first) : place]):
+            if self._is_summary(earlier, root):
+                return earlier.call
+        return None
 
     def _note(self, call: ModelCall) -> None:
         response = call.response or {}
@@ -123,16 +135,17 @@ class Flow:
         """The last message before an answer."""
         return self.said(call)[-1].text if self.said(call) else ""
 
-    def _is_summary(self, earlier: ModelCall, root: Sequence[Said]) -> bool:
+    def _is_summary(self, earlier: ModelCall, root: Sequence[_Read]) -> bool:
         text, asked = str((earlier.response or {}).get("text") or "").strip(), self._answered(earlier.call)
         if len(text) < SHORTEST or not asked or objects((earlier.response or {}).get("calls")):
             return False
         before = ""
-        for said in root:
+        for read in root:
+            said = read.said
             if said.role == "assistant":
                 holds = said.text.strip() == text and before != asked
             else:
-                holds = _flows(text, said.text) and asked not in said.text  # a transcript holds what was asked, too
+                holds = _flows(text, read) and asked not in said.text  # a transcript holds what was asked, too
             if holds:
                 return True
             before = said.text
@@ -143,13 +156,17 @@ def _ends(texts: Sequence[str], argument: str) -> bool:
     return any(text.endswith(f"\n{argument}") for text in texts)
 
 
-def _flows(text: str, into: str) -> bool:
-    """At least half of `text`, by its lines: harnesses cut the thoughts and tags around a summary away."""
-    if text in into:
-        return True
+def _flows(text: str, into: _Read) -> bool:
+    """At least half of `text`, by its lines: harnesses cut the thoughts and tags around a summary away, and may put
+    words before its first line and after its last one."""
     lines = [line.strip() for line in text.splitlines() if len(line.strip()) >= SHORTEST]
-    found = [line for line in lines if line in into]
-    return bool(found) and 2 * sum(map(len, found)) >= sum(map(len, lines))
+    within = {line for line in lines if line in into.lines}
+    edges = {line for line in (*lines[:1], *lines[-1:]) if line not in within}
+    total = sum(map(len, lines))
+    if not lines or 2 * sum(len(line) for line in lines if line in within | edges) < total:
+        return False  # without a search
+    within |= {line for line in edges if line in into.said.text}
+    return 2 * sum(len(line) for line in lines if line in within) >= total
 
 
 def messages(request: Request) -> Iterator[Said]:
