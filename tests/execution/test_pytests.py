@@ -176,9 +176,16 @@ async def test_files_in_the_work_change_nothing(grade: Any, what: str) -> None:
 
 async def test_nor_where_the_tests_are_laid_into_the_work(grade: Any) -> None:
     planted = {name: text for files in PLANTED.values() for name, text in files.items()}
-    evil = {"tests/test_a.py": "def test_text(): pass\n", "tests.py": HOOKS, "tests/sub/x": ""}
-    ids = tuple(f"tests/{test}" for test in IDS)
-    assert scored(await grade({"work.py": HALF, **planted, **evil}, ids=ids, place="tests")) == 0.25
+    own = "import sys, types\nsys.modules['tests.aid'] = aid = types.ModuleType('aid')\naid.TWO = 4\n__path__ = []\n"
+    evil = {"tests/test_a.py": "def test_text(): pass\n", "tests.py": own, "tests/sub/x": ""}
+    suite = {
+        "aid.py": "TWO = 2\n",
+        "test_d.py": "from tests.aid import TWO\nfrom work import double\ndef test_aid(): assert double(1) == TWO\n",
+    }
+    ids = (*(f"tests/{test}" for test in IDS), "tests/test_d.py::test_aid")
+    settled = await grade({"work.py": HALF, **planted, **evil}, suite=suite, ids=ids, place="tests")
+    assert scored(settled) == 0.2
+    assert scored(await grade({"work.py": GOOD}, suite=suite, ids=ids, place="tests")) == 1.0
 
 
 ATTACKS = {
