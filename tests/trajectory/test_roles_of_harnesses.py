@@ -111,7 +111,9 @@ def test_a_summary_comes_after_what_the_new_context_keeps():
 
 def test_an_answer_half_of_which_comes_again_is_a_summary_and_less_is_not():
     lines = ["The first half of it, as it was.", "Another half that is left out."]
-    for kept, role in ((lines[0], "main-summary"), (lines[0][:20], MAIN)):
+    short = "And one more."
+    lines.append(short)
+    for kept, role in ((f"{lines[0]}\n{short}", "main-summary"), (lines[0][:20], MAIN), (short, MAIN)):
         record = Record()
         main = record.call(ROOT, user(TASK), user("Condense."), text="\n".join(lines))
         record.call(ROOT, user(f"So far: {kept}"))
