@@ -95,3 +95,13 @@ async def test_an_execution_without_calls_is_an_empty_tree(tmp_path: Path) -> No
     await write(tmp_path / "0-1.calls", 0, sealed=True)
     found = await asyncio.to_thread(frozen, tmp_path / "0-1.calls")
     assert (found.calls, len(found.tree()), found.roles) == (0, 0, {})
+
+
+async def test_a_full_disk_costs_memory_and_no_run(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("qwengyre.gateway.frozen.os.fsync", full)
+    found = frozen(journal)
+    assert same(found.tree(), rebuild(journal))
+    assert [path.name for path in journal.parent.iterdir()] == [journal.name]

@@ -48,35 +48,43 @@ def frozen(journal: Path, table: Table = KNOWN) -> Frozen:
     path = journal.with_suffix(".tree")
     found = read(path) if path.exists() else None
     if found is None or found.size != journal.stat().st_size or found.table != _digest(table):
-        freeze(journal, read_calls(journal), table)
-        found = read(path)
-        assert found is not None, "it was just written"
+        return freeze(journal, read_calls(journal), table)
     return found
 
 
-def freeze(journal: Path, log: CallLog, table: Table = KNOWN) -> None:
-    """Write the file, complete or not at all."""
-    tree = grow(log)
-    found = columns(tree)
+def freeze(journal: Path, log: CallLog, table: Table = KNOWN) -> Frozen:
+    """Write the file, complete or not at all, and map it. A disk without room for it costs memory, and no run."""
+    tree, path = grow(log), journal.with_suffix(".tree")
+    classes, size = roles(tree, log.calls, table), journal.stat().st_size
+    made = Frozen(path, columns(tree), classes, len(log.calls), size, _digest(table))
+    part = journal.with_suffix(f".{os.getpid()}.part")
+    try:
+        _write(part, made)
+        part.rename(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        return made
+    return read(path) or made
+
+
+def _write(path: Path, made: Frozen) -> None:
     header = {
         "schema": SCHEMA,
-        "size": journal.stat().st_size,
-        "calls": len(log.calls),
-        "table": _digest(table),
-        "roles": {str(leaf): list(role) for leaf, role in roles(tree, log.calls, table).items()},
-        "threads": found.threads,
-        "arrays": [[name, array.dtype.str, list(array.shape)] for name, array in found.arrays.items()],
+        "size": made.size,
+        "calls": made.calls,
+        "table": made.table,
+        "roles": {str(leaf): list(role) for leaf, role in made.roles.items()},
+        "threads": made.columns.threads,
+        "arrays": [[name, array.dtype.str, list(array.shape)] for name, array in made.columns.arrays.items()],
     }
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 16) % _ALIGN)
-    part = journal.with_suffix(f".{os.getpid()}.part")
-    with part.open("wb") as file:
+    with path.open("wb") as file:
         file.write(_MAGIC + len(text).to_bytes(8, "little") + text)
-        for array in found.arrays.values():
+        for array in made.columns.arrays.values():
             file.write(np.ascontiguousarray(array).data)
         file.flush()
         os.fsync(file.fileno())
-    part.rename(journal.with_suffix(".tree"))
 
 
 def read(path: Path) -> Frozen | None:
