@@ -30,7 +30,8 @@ def main() -> None:
         train=Train(tokens_per_h_per_cell=1e6 * groups / options.cells),
     )
     print(f"{options.cells} cells of {capacity} places")
-    print(f"{'policy':<10}{'executions':>11}{'events':>8}{'us/event':>10}{'median':>8}{'99%':>8}{'worst':>10}  worst event")
+    heads = f"{'policy':<10}{'executions':>11}{'events':>8}{'us/event':>10}"
+    print(f"{heads}{'median':>8}{'99%':>8}{'worst':>10}  worst event")
     for kind, training in (("elastic", 1), ("async", options.cells * 3 // 8), ("colocate", 1)):
         plan = Plan.for_policy(
             kind, training=training, cells=options.cells, groups_per_step=groups, group_size=8, steps=STEPS,

@@ -141,7 +141,7 @@ def _short(state: State) -> bool:
     if when is When.STEP:
         return not step_complete(state)
     if when in (When.BURST, When.DRAINED):
-        return not burst_complete(state)
+        return not (state.pending or state.claimed or burst_complete(state))
     if state.waterlevel <= state.rollout_capacity + state.cells.formation.coming:
         return False
     if when is When.SHARE:
