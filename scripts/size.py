@@ -1,4 +1,4 @@
-"""Keep it small: no source file over 400 lines, and at most 70 configuration keys. Prints the table; fails above."""
+"""Keep it small: no source file over 400 lines, and at most 80 configuration keys. Prints the table; fails above."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from qwengyre.config import Config
 
-MAX_LINES, MAX_KEYS = 400, 70
+MAX_LINES, MAX_KEYS = 400, 80
 ROOT = Path(__file__).parent.parent / "src" / "qwengyre"
 
 
