@@ -150,13 +150,14 @@ def test_a_weight_of_a_later_trajectory_stands_at_the_shared_token():
     first = np.array([0, 0, 0, 0, 0, 0, 0, 1], np.float32)
     second = np.array([0, 0, 2, 2, 0, 0, 2], np.float32)
     found = [
-        Weighted(ids, first, -first, 0.8, keys),
-        Weighted(ids[:7], second, -second, 0.8, np.r_[keys[:6], 90]),
+        Weighted(ids, first, -first, 0.8, keys, first / 4),
+        Weighted(ids[:7], second, -second, 0.8, np.r_[keys[:6], 90], second / 4),
     ]
     (micro_step,) = pack(0, found, SHARING)
     assert micro_step.lengths == (8, 1)
     assert micro_step.weights.tolist() == [0, 0, 2, 2, 0, 0, 0, 1, 2]
     assert micro_step.logprobs.tolist() == [0, 0, -2, -2, 0, 0, 0, -1, -2]
+    assert micro_step.shares.tolist() == [0, 0, 0.5, 0.5, 0, 0, 0, 0.25, 0.5]
 
 
 def test_rows_are_flat_where_a_tree_saves_little_or_cannot_be():
