@@ -1,14 +1,18 @@
 """The run's journal: what was written is the run."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
-from qwengyre.cluster.journal import Journal, read, read_plan, replay, restore, snapshot
+from qwengyre.cluster.journal import SCHEMA_VERSION, Journal, read, read_plan, replay, restore, snapshot
 from qwengyre.errors import JournalError
 from qwengyre.schedule import events as ev
-from qwengyre.schedule.state import Plan, State
+from qwengyre.schedule.actions import ACTIONS
+from qwengyre.schedule.events import EVENTS
+from qwengyre.schedule.state import Asked, Cell, Evaluation, Evaluations, Execution, Group, Plan, Policy, State
 from qwengyre.schedule.step import start, step
 from qwengyre.sim.run import Record, simulate
 from qwengyre.sim.workload import Failures, Workload
@@ -123,11 +127,43 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ("hello\n", "line 1 is damaged"),
         ('{"a": 1}\n', "is no journal of a run"),
         ('{"journal": "qwengyre", "schema_version": 99, "plan": {}}\n', "schema version 99"),
-        ('{"journal": "qwengyre", "schema_version": 1, "plan": {}}\n', "no Plan can be read"),
+        ('{"journal": "qwengyre", "schema_version": 2, "plan": {}}\n', "no Plan can be read"),
     ):
         path.write_text(text)
         with pytest.raises(JournalError, match=message):
             replay(path)
+
+
+FIRST = (
+    '{"journal": "qwengyre", "schema_version": 1, "plan": {"cells": 2, "capacity": 3, "policy": {"kind": "elastic"}}}\n'
+    '{"event": {"type": "started", "at": 0.0}, "actions": []}\n'
+)
+"""What the first schema looked like."""
+
+
+def test_a_journal_of_an_older_version_is_one_line_to_the_user(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text(FIRST)
+    said = r"schema version 1, this program reads \d+: use the version of qwengyre that wrote it, or begin a new run$"
+    for reading in (read_plan, replay, lambda path: list(read(path)), lambda path: Journal(path, PLAN)):
+        with pytest.raises(JournalError, match=said):
+            reading(path)
+    assert path.read_text() == FIRST
+
+
+FIELDS = "2-5dfb8787"
+"""Of what this version's journals and snapshots hold."""
+
+
+def test_other_fields_are_another_version() -> None:
+    kinds = [Plan, Policy, Evaluations, State, Group, Execution, Cell, Asked, Evaluation]
+    names = [
+        f"{kind.__name__}.{field.name}"
+        for kind in [*kinds, *EVENTS.values(), *ACTIONS.values()]
+        for field in fields(kind)
+    ]
+    found = f"{SCHEMA_VERSION}-{crc32(' '.join(names).encode()):08x}"
+    assert found == FIELDS, "what journals hold has changed: raise journal.SCHEMA_VERSION, then this"
 
 
 def test_a_snapshot_shortens_a_replay(tmp_path: Path, simulated: tuple[State, Record]) -> None:
@@ -144,6 +180,6 @@ def test_a_snapshot_shortens_a_replay(tmp_path: Path, simulated: tuple[State, Re
     snapshot(snap, state, len(record.entries) + 1)
     with pytest.raises(JournalError, match="do not belong together"):
         replay(path, snap)
-    snap.write_text(json.dumps({"schema_version": 1}))
+    snap.write_text(json.dumps({"schema_version": SCHEMA_VERSION}))
     with pytest.raises(JournalError, match="no snapshot"):
         restore(snap)

@@ -1,6 +1,6 @@
 """The run's journal, `journal.jsonl`: append-only. A header line with the plan, then a line an event with its actions.
 
-    {"journal": "qwengyre", "schema_version": 1, "plan": {...}}
+    {"journal": "qwengyre", "schema_version": 2, "plan": {...}}
     {"event": {"type": "started", "at": 0.0}, "actions": [{"type": "dispatch", "id": "dispatch-0", ...}, ...]}
 
 A line is handed to the operating system before its actions begin, so the death of the process loses nothing that was
@@ -27,7 +27,8 @@ from qwengyre.schedule.events import Event
 from qwengyre.schedule.state import Plan, State
 from qwengyre.schedule.step import start, step
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Of journal and snapshot. It grows whenever the fields of a plan, a state, an event or an action change."""
 SYNC_S = 0.5
 
 
@@ -92,7 +93,10 @@ def read_plan(path: Path) -> Plan:
         raise JournalError(f"{path} is no journal of a run: give the journal.jsonl of a run folder")
     if header.get("schema_version") != SCHEMA_VERSION:
         version = header.get("schema_version")
-        raise JournalError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}")
+        raise JournalError(
+            f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}: use the version of qwengyre "
+            f"that wrote it, or begin a new run"
+        )
     return decode(Plan, header.get("plan"))
 
 
