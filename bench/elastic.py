@@ -1,7 +1,7 @@
 """The same run under elastic, colocate and the best async split, on real cells.
 
     python bench/elastic.py [--cells 2] [--steps 3] [--seed 0] [--executions 10] [--config examples/elastic.toml]
-                            [--json] [--emulated [--a 4]]
+                            [--json] [--out FOLDER] [--emulated [--a 4]]
 
 Same tasks, seeds, devices and staleness bound (look-ahead 1 for all: without it an async split has nothing to do at
 the same time). Async is run for every split, with streaming off and on; the fastest is shown. `wall_s` counts from the
@@ -42,14 +42,16 @@ def main() -> None:
     parser.add_argument("--emulated", action="store_true", help="no model, at a modelled speed")
     parser.add_argument("--a", type=int, help="the one split of async; default half the cells when emulated, else all")
     parser.add_argument("--json", action="store_true", help="an array, one object a policy, and nothing else")
+    parser.add_argument("--out", type=Path, help="keep the run folders there")
     options = parser.parse_args()
     usual = (8, 5, "examples/emulated.toml") if options.emulated else (2, 10, "examples/elastic.toml")
     options.cells, options.executions, options.config = (
         given or default
         for given, default in zip((options.cells, options.executions, options.config), usual, strict=True)
     )
-    with tempfile.TemporaryDirectory() as folder:
-        shown = emulated(options, Path(folder)) if options.emulated else real(options, Path(folder))
+    with tempfile.TemporaryDirectory() as passing:
+        folder = options.out or Path(passing)
+        shown = emulated(options, folder) if options.emulated else real(options, folder)
     print(json.dumps(shown, indent=1) if options.json else table(shown))
 
 
