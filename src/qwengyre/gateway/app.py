@@ -91,11 +91,7 @@ class Gateway:
             raise MachineError(f"the folder {self._folder} cannot be created: {error.strerror}") from None
         self._shared = self._make_shared()
         await self._reopen()
-        try:
-            return await self._server.start()
-        except MachineError:
-            await self._shared.engines.close()
-            raise
+        return await self._server.start()
 
     async def open(self, execution: str, token: str, temperature: float | None = None) -> None:
         """From now on `token` is this execution, sampled at `temperature` (0: greedy; None: the run's). Idempotent; a
@@ -144,7 +140,6 @@ class Gateway:
             await session.stop()
         self._sessions.clear()
         await self._shared.tasks.close()
-        await self._shared.engines.close()
         self._shared = None
 
     async def _load(self, execution: str, token: bytes, temperature: float | None = None) -> None:
@@ -227,8 +222,9 @@ class Gateway:
 
     async def _asked(self, request: HttpRequest, session: Session, dialect: Dialect) -> Request:
         """The canonical request, the wire's noise gone."""
-        asked = session.bodies.decode(await body.read(request.headers, request.stream(), self._body_limit), dialect)
-        return self._signals.mark(asked, request.headers)
+        with session.bodies.arrival(dialect) as arriving:
+            await body.read(request.headers, request.stream(), self._body_limit, arriving.feed)
+            return self._signals.mark(arriving.request(), request.headers)
 
     async def _models(self, request: HttpRequest) -> Response:
         """In the words of both families of clients."""

@@ -3,14 +3,15 @@
 Every outcome is a `Part`, never an exception: an engine that is closed, dead or confused ends an attempt, not a call.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import numpy as np
 import orjson
 
+from qwengyre.gateway.wire import Broken, Reply, post
 from qwengyre.types import Floats, Ids, Stretch
 
 Hear = Callable[[list[int]], None]
@@ -36,61 +37,43 @@ def nothing(finish: str, reason: str) -> Part:
 
 
 class Engines:
-    """The HTTP client of all engines. A connection serves one call: a reused one that the engine has just closed
-    would look like a dead engine."""
-
-    def __init__(self) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        timeout = httpx.Timeout(None, connect=10.0)
-        self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+    """The client of all engines. A connection serves one call: a reused one that the engine has just closed would look
+    like a dead engine."""
 
     async def generate(self, url: str, request: dict[str, Any], hear: Hear | None = None) -> Part:
         """POST the call and wait for its end. Cancelling this aborts the call at the engine. `hear`: is told the ids as
         they are sampled, by an engine that streams."""
         body = orjson.dumps(request | ({"stream": True} if hear else {}), option=orjson.OPT_SERIALIZE_NUMPY)
+        last = b""
+
+        def told(line: bytes) -> None:
+            nonlocal last
+            last = line
+            if hear is not None and line.startswith(b'{"token_ids"'):
+                hear(orjson.loads(line)["token_ids"])
+
         try:
-            answer = await self._post(f"{url}/inference/v1/generate", body, hear)
-        except httpx.HTTPError as error:
-            return nothing("lost", f"{type(error).__name__}: {error}")
-        if answer.status_code == 409:
+            answer = await post(f"{url}/inference/v1/generate", body, told if hear else None)
+        except Broken as error:
+            return nothing("lost", str(error))
+        if answer.status == 409:
             return nothing("closed", "the engine is closed")
-        if answer.status_code == 400:
+        if answer.status == 400:
             return _rejected(answer)
-        if answer.status_code != 200:
-            return nothing("lost", f"HTTP {answer.status_code}: {answer.text[:200]}")
+        if answer.status != 200:
+            return nothing("lost", f"HTTP {answer.status}: {answer.text[:200]}")
         try:
-            return _part(orjson.loads(answer.content.rpartition(b"\n")[2] or answer.content))
+            return _part(orjson.loads(answer.content or last))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             return nothing("lost", f"an answer that is not in the engine's shape: {error!r}")
 
     async def abort(self, url: str, request_id: str) -> None:
         """End a call with its partial output, which its own `generate` returns. A dead engine has nothing to end."""
-        try:
-            await self._post(f"{url}/abort_requests", orjson.dumps({"request_ids": [request_id]}))
-        except httpx.HTTPError:
-            return
-
-    async def close(self) -> None:
-        """Close the client."""
-        await self._client.aclose()
-
-    async def _post(self, url: str, body: bytes, hear: Hear | None = None) -> httpx.Response:
-        headers = {"content-type": "application/json"}
-        if hear is None:
-            return await self._client.post(url, content=body, headers=headers)
-        async with self._client.stream("POST", url, content=body, headers=headers) as answer:
-            last = b""
-            if answer.headers.get("content-type") != "application/x-ndjson":
-                last = await answer.aread()
-            else:
-                async for line in answer.aiter_lines():
-                    last = line.encode()
-                    if line.startswith('{"token_ids"'):
-                        hear(orjson.loads(last)["token_ids"])
-            return httpx.Response(answer.status_code, content=last)
+        with contextlib.suppress(Broken):
+            await post(f"{url}/abort_requests", orjson.dumps({"request_ids": [request_id]}))
 
 
-def _rejected(answer: httpx.Response) -> Part:
+def _rejected(answer: Reply) -> Part:
     try:
         error = orjson.loads(answer.content)["error"]
         kind, message = error["type"], str(error["message"])
