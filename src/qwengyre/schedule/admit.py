@@ -64,17 +64,26 @@ def _choose(state: State, cohorts: dict[int, int], ready: list[int], step: int, 
     for the step that has them.
     """
     borns = sorted(born for born in cohorts if born <= step)
-    spare, chosen = _spare(state.plan, cohorts, borns, step, slots), list[int]()
-    while len(chosen) < slots and borns:
-        youngest = next((born for born, places in zip(borns, spare, strict=True) if places < 0), borns[-1])
-        group = next((g for g in ready if state.groups[g].born <= youngest), None)
-        if group is None:
+    spare = dict(zip(borns, _spare(state.plan, cohorts, borns, step, slots), strict=True))
+    youngest = next((born for born in borns if spare[born] < 0), borns[-1] if borns else -1)
+    chosen, rest = list[int](), list[int]()
+    for at, group in enumerate(ready):
+        if len(chosen) == slots:
+            rest += ready[at:]
             break
-        chosen.append(group)
-        ready.remove(group)
         entered = state.groups[group].born
+        if entered > youngest:  # for good: places only get fewer
+            rest.append(group)
+            continue
+        chosen.append(group)
         cohorts[entered] -= 1
-        spare = [places - (born < entered) for born, places in zip(borns, spare, strict=True)]
+        for born in borns:
+            if born >= entered:
+                break
+            spare[born] -= 1
+            if spare[born] < 0:
+                youngest = min(youngest, born)
+    ready[:] = rest
     return chosen
 
 
