@@ -40,20 +40,23 @@ def _remembering() -> str:
 
 CASES = {
     "claude-code": Case(
-        "args = { context = 36500 }", 9, Expected(("main", "main-summary", "main", "sub-agent"), ONCE, sub_agents=1)
+        "args = { context = 40000 }",
+        9,
+        Expected(("main-summary", "main", "sub-agent"), {"after a compaction": 1}, sub_agents=1),
+        {"main": 1, "main-summary": 1, "sub-agent": 1},
     ),
     "codex": Case(
         "args = { compact = 15000 }", 10, Expected(("main", "main-summary", "main", "sub-agent"), ONCE, sub_agents=1)
     ),
     "qwen-code": Case(
-        "args = { context = 54000 }\n" + _remembering(),
+        "args = { context = 65000 }\n" + _remembering(),
         10,
         Expected(
-            ("main", "main-summary", "main", "main", "sub-agent", "auxiliary"),
-            {"summary request": 1, "after a compaction": 2, "beside the task": 1},
+            ("main-summary", "main", "main", "sub-agent", "auxiliary"),
+            {"after a compaction": 2, "beside the task": 1},
             sub_agents=1,
         ),
-        {"main": 3, "main-summary": 1, "sub-agent": 1},
+        {"main": 2, "main-summary": 1, "sub-agent": 1},
     ),
 }
 
