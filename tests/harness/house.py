@@ -239,11 +239,12 @@ async def session(task: Task, place: Where | None = None) -> Session:
     )
 
 
-def finished(found: Session) -> None:
-    """It ended by itself, with score 1; each call was delivered, and asked for once."""
+def finished(found: Session, refused: int = 0) -> None:
+    """It ended by itself, with score 1; each call was delivered, and asked for once. `refused`: requests besides that
+    were too long for the window."""
     assert found.ending is Ending.FINISHED, found.said[-3000:]
     assert found.settled.score == 1.0, (found.settled, found.said[-3000:])
     assert found.log.sealed
     assert found.log.delivered == {call.call for call in found.log.calls}
     posted = [path for path in found.requests if "models" not in path and "count_tokens" not in path]
-    assert len(posted) == len(found.log.calls), found.requests
+    assert len(posted) == len(found.log.calls) + refused, found.requests

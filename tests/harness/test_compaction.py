@@ -38,7 +38,7 @@ async def test_forty_steps_and_one_compaction(kind: str, tmp_path: Path) -> None
     found = await session(task)
     row = checked(kind, "40 calls", found.tree, found.log, found.roles, expected)
     row.score = f"{found.settled.score:g}"
-    finished(found)
+    finished(found, refused=int(kind == "pi"))
     assert len(found.log.calls) == STEPS + more
     inside = [call for call in found.log.calls if call.match == "extend"]
     assert len(inside) >= STEPS - 1  # each call within a context window extends the one before
