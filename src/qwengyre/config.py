@@ -41,7 +41,7 @@ class Tasks(Section):
 
     kind: str = "quickstart"
     path: str = ""
-    count: int = Field(default=64, ge=1)
+    count: int = Field(default=100, ge=1)
     split: Literal["train", "held_out"] = "train"
     shuffle: bool = False
 
