@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gateway_doubles import Harness, ScriptedEngine, conditioning, system, user
 
+from qwengyre.gateway.echo import Edits
 from qwengyre.gateway.journal import read_calls, rebuild
 from qwengyre.trajectory.tree import Tree
 from qwengyre.types import Kind
@@ -140,22 +141,35 @@ async def test_a_changed_value_is_a_branch(harness, engine, change):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "edits", "same"),
     [
-        {"arguments": '{"cmd": "ls", "timeout": 5, "new": false, "more": null}'},
-        {"arguments": '{"timeout": 5.0, "cmd": "ls  "}'},
-        {"arguments": '{"timeout": 5.0, "\\u0063md": "\\u006cs"}'},
-        {"name": "invalid", "arguments": '{"tool": "f", "error": "no such tool"}'},
+        ({"arguments": '{"cmd": "ls", "timeout": 5}'}, {}, True),
+        ({"arguments": '{"timeout": 5.0, "\\u0063md": "\\u006cs"}'}, {}, True),
+        ({"arguments": '{"cmd": "ls", "timeout": 5, "new": false, "more": null}'}, {"fills": True}, True),
+        ({"arguments": '{"cmd": "ls", "timeout": 5, "new": false}'}, {"trims": True}, False),
+        ({"arguments": '{"cmd": "ls", "timeout": 5, "new": true}'}, {"fills": True, "trims": True}, False),
+        ({"arguments": '{"timeout": 5.0, "cmd": "ls  "}'}, {"trims": True}, True),
+        ({"arguments": '{"timeout": 5.0, "cmd": "ls  "}'}, {"fills": True}, False),
+        ({"name": "invalid", "arguments": '{"error": "no such tool"}'}, {"renamed": {"invalid": "*"}}, True),
+        ({"name": "invalid", "arguments": '{"error": "no such tool"}'}, {"renamed": {"g": "bash"}}, False),
+        ({"name": "g"}, {"renamed": {"g": "bash"}}, True),
+        ({"name": "g"}, {}, False),
+        ({"arguments": '{"timeout": 5.0, "cmd": "s"}'}, {"cut": [["bash", "cmd", "^l"]]}, True),
+        ({"arguments": '{"timeout": 5.0, "cmd": "s"}'}, {"cut": [["g", "cmd", "^l"]]}, False),
     ],
 )
-async def test_what_harnesses_do_to_a_call_without_changing_it(harness, engine, change):
+async def test_what_a_harness_does_to_a_call_is_no_change_for_that_harness(make_harness, engine, change, edits, same):
+    harness = make_harness(edits=Edits.of(edits))
+    await harness.start()
+    await harness.route(engine)
     engine.replies = [tool_call("ls"), "done"]
     answer = await harness.say([user("u")], tools=TOOLS)
     answer["tool_calls"][0]["function"] |= change
     result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "out"}
     await harness.say([user("u"), answer, result], tools=TOOLS)
-    assert [c.match for c in read_calls(harness.journal).calls] == ["root", "extend"]
+    assert len(list(rebuild(harness.journal).leaves())) == (1 if same else 2)
     assert_exact(harness, engine)
+    await harness.stop()
 
 
 async def test_true_is_not_one(harness, engine):

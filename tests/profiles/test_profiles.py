@@ -59,3 +59,17 @@ def test_a_broken_profile_is_one_line(
     with pytest.raises(ConfigError, match=message) as caught:
         profiles.read("mini-swe-agent")
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_what_a_harness_does_to_its_calls_is_its_own() -> None:
+    claude, opencode = profiles.edits("claude-code"), profiles.edits("opencode")
+    assert claude["fills"]
+    assert "invalid" not in claude["renamed"]
+    assert opencode["renamed"] == {"invalid": "*"}
+    assert not opencode["fills"]
+    assert profiles.edits("shell") == {"renamed": {}, "cut": [], "fills": False, "trims": False}
+    everyone = profiles.edits(*profiles.names())
+    assert everyone["fills"]
+    assert everyone["renamed"]["invalid"] == "*"
+    ((tool, argument, pattern),) = claude["cut"]
+    assert (tool, argument, re.sub(pattern, "", "cd '/a b' && ls")) == ("Bash", "command", "ls")

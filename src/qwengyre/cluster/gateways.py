@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qwengyre import profiles
 from qwengyre.cluster.cell import draw_incarnation
 from qwengyre.errors import StartingError
 from qwengyre.gateway.app import Gateway
 from qwengyre.gateway.calls import Sealed
+from qwengyre.gateway.echo import Edits
+from qwengyre.gateway.identity import Signals
 from qwengyre.gateway.render import TemplateRenderer
 from qwengyre.types import Routes, Sampling
 
@@ -28,6 +31,8 @@ class GatewaySpec:
     window: int
     body_limit_mb: int
     seed: int
+    harness: str = ""
+    """Its kind, whose profile says how it tells its threads apart and what it does to its own history."""
 
 
 class GatewayProcess:
@@ -75,6 +80,8 @@ class GatewayProcess:
             body_limit_mb=spec.body_limit_mb,
             on_engine_lost=self._engine_lost,
             seed=spec.seed,
+            signals=Signals.of(profiles.told(spec.harness).get("signals", {})),
+            edits=Edits.of(profiles.edits(spec.harness)),
         )
 
     async def open(self, execution: str, token: str, temperature: float | None = None) -> None:

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from qwengyre import profiles
 from qwengyre.cluster.cell import ENGINES
 from qwengyre.config import Config
 from qwengyre.engine.base import Engine
 from qwengyre.gateway.app import Gateway
 from qwengyre.gateway.calls import Sealed
+from qwengyre.gateway.echo import Edits
 from qwengyre.gateway.render import TemplateRenderer
 from qwengyre.plugin import named
 from qwengyre.types import Place, Routes, Sampling
@@ -96,6 +98,7 @@ class Served:
             on_engine_lost=self._lost,
             seed=config.run.seed,
             live=True,
+            edits=Edits.of(profiles.edits(*profiles.names())),  # any of them may come
         )
 
     async def _lost(self, cell: int, incarnation: int, reason: str) -> None:

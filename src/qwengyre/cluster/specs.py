@@ -44,6 +44,7 @@ class Specs:
             window=self.prepared.window,
             body_limit_mb=config.gateway.body_limit_mb,
             seed=config.run.seed,
+            harness=config.harness.kind,
         )
 
     def box(self) -> BoxSpec:

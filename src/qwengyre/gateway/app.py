@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qwengyre.errors import JournalError, MachineError
-from qwengyre.gateway import body, identity
+from qwengyre.gateway import body, echo, identity
 from qwengyre.gateway.calls import Sealed
 from qwengyre.gateway.canon import Refusal, Request
 from qwengyre.gateway.dialects.anthropic import Anthropic
@@ -57,8 +57,10 @@ class Gateway:
         keepalive_s: float = 15.0,
         signals: identity.Signals = identity.DEFAULT,
         live: bool = False,
+        edits: echo.Edits = echo.NONE,
     ) -> None:
         """`folder` holds the journals, `<execution>.calls`; `window` is the most tokens of prompt and answer together.
+        `signals` and `edits` say how the harness tells its threads apart, and what it does to its own history.
 
         `on_engine_lost(cell, incarnation, reason)` hears of an engine that gave no usable answer, once for each epoch
         of routes; its calls wait for newer routes, so it must answer with some (the same places under a new epoch if
@@ -69,7 +71,7 @@ class Gateway:
         self._on_engine_lost = on_engine_lost
         self._reported: set[tuple[int, int, int]] = set()
         self._make_shared = lambda: Shared(
-            renderer, sampling, window, seed, Engines(), self._switch, Writer(), Tasks(), self._engine_lost, live
+            renderer, sampling, window, seed, Engines(), self._switch, Writer(), Tasks(), self._engine_lost, live, edits
         )
         self._switch = Switch()
         self._shared: Shared | None = None

@@ -1,8 +1,8 @@
 """Whether a tool call that comes back is the one that we sent. Harnesses re-serialise, tidy and rename; a change of
 meaning is a change.
 
-Always the same: another order of keys, escapes, blanks and number forms of JSON; blanks at line ends; an empty, false
-or null argument added or left out. What single harnesses do besides is a table of data.
+Always the same: another order of keys, escapes, blanks and number forms of JSON. What single harnesses do besides is
+data, from their profiles.
 """
 
 import re
@@ -21,16 +21,24 @@ ANY = "*"
 @dataclass(frozen=True)
 class Edits:
     """What harnesses do to tool calls. `renamed`: the name that comes back -> the one that was sent, or `*` where name
-    and arguments say nothing any more. `cut`: (tool, argument, pattern) of what may be missing."""
+    and arguments say nothing any more. `cut`: (tool, argument, pattern) of what may be missing. `fills`: an empty,
+    false or null argument is added or left out. `trims`: blanks at line ends go."""
 
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     cut: tuple[tuple[str, str, str], ...] = ()
+    fills: bool = False
+    trims: bool = False
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "Edits":
+        """Of plain data under the same names."""
+        cut = tuple((str(tool), str(name), str(pattern)) for tool, name, pattern in data.get("cut", ()))
+        fills, trims = bool(data.get("fills", False)), bool(data.get("trims", False))
+        return cls(dict(data.get("renamed", {})), cut, fills, trims)
 
 
-DEFAULT = Edits(
-    renamed={"invalid": ANY, "Agent": "Task", "TaskStop": "KillShell"},
-    cut=(("Bash", "command", r"^cd (?:'[^']*'|\"[^\"]*\"|\S+) && "),),
-)
+NONE = Edits()
+"""A harness that says nothing of what it does: every other value is a change."""
 
 
 def same_calls(ours: Sequence[ToolCall], theirs: Sequence[ToolCall], edits: Edits) -> bool:
@@ -75,19 +83,19 @@ def _tidy(call: ToolCall, edits: Edits) -> Any:
     for tool, name, pattern in edits.cut:
         if call.name == tool and isinstance(arguments.get(name), str):
             arguments[name] = re.sub(pattern, "", arguments[name])
-    return _trimmed(arguments)
+    return _settle(arguments, edits)
 
 
-def _trimmed(value: Any) -> Any:
-    """Without blanks at line ends and without what is empty."""
+def _settle(value: Any, edits: Edits) -> Any:
+    """Without blanks at line ends and without what is empty, where the harness changes these."""
     if isinstance(value, str):
-        return _BLANKS.sub("", value)
+        return _BLANKS.sub("", value) if edits.trims else value
     if isinstance(value, list):
-        return [_trimmed(v) for v in cast("list[Any]", value)]
+        return [_settle(v, edits) for v in cast("list[Any]", value)]
     if not isinstance(value, dict):
         return value
-    inner = {k: _trimmed(v) for k, v in cast("dict[str, Any]", value).items()}
-    return {k: v for k, v in inner.items() if not _empty(v)}
+    inner = {k: _settle(v, edits) for k, v in cast("dict[str, Any]", value).items()}
+    return {k: v for k, v in inner.items() if not _empty(v)} if edits.fills else inner
 
 
 def _empty(value: Any) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 from qwengyre.errors import EngineError
 from qwengyre.gateway.calls import Call
 from qwengyre.gateway.canon import Refusal
+from qwengyre.gateway.echo import NONE, Edits
 from qwengyre.gateway.forward import Engines, Part, nothing
 from qwengyre.gateway.journal import Writer
 from qwengyre.gateway.render import Renderer
@@ -46,6 +47,8 @@ class Shared:
     lost: Callable[[Home, str], Coroutine[Any, Any, None]]
     live: bool = False
     """Whether streams are told what is sampled at once, not when it is complete."""
+    edits: Edits = NONE
+    """What the harness does to the tool calls that it sends back."""
 
 
 class Generation:

@@ -29,6 +29,14 @@ class Signals:
     kept: tuple[str, ...] = ()
     volatile: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "Signals":
+        """Of a harness profile's `signals`, as plain data; without any, what known harnesses send."""
+        if not data:
+            return DEFAULT
+        places = (p for key in ("session", "thread", "sub_agent", "parent", "kind") for p in data.get(key, ()))
+        return cls(tuple(data.get("thread", ())), tuple(dict.fromkeys((*places, *DEFAULT.kept))))
+
     def mark(self, request: Request, headers: Mapping[str, str]) -> Request:
         """The request with what it says of itself, its volatile parts gone."""
         places = dict.fromkeys((*self.thread, *self.kept))

@@ -68,7 +68,7 @@ class _Echo:
 class Index:
     """The chains of one execution's tree."""
 
-    def __init__(self, tree: Tree, edits: Edits = echo.DEFAULT) -> None:
+    def __init__(self, tree: Tree, edits: Edits = echo.NONE) -> None:
         self.tree, self._edits = tree, edits
         self._raw = RawPaths(tree)
         self.rows: dict[bytes, int] = {}

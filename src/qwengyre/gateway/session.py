@@ -50,7 +50,7 @@ class Session:
         self.execution = execution
         self._shared = shared
         self.tree = Tree()
-        self._index = Index(self.tree)
+        self._index = Index(self.tree, shared.edits)
         self._next = 0
         self._tasks: dict[Call, asyncio.Task[None]] = {}
         self._kept: dict[str, list[Call]] = {}

@@ -23,6 +23,14 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def _expression(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return pattern
+
+
 class Install(_Part):
     """How it comes onto this machine. `program`, below its folder (a glob), must be there afterwards.
 
@@ -73,6 +81,32 @@ class Signals(_Part):
         return places
 
 
+class Cut(_Part):
+    """A part of an argument, by pattern, that may be missing when the call comes back."""
+
+    tool: str
+    argument: str
+    pattern: str
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        return _expression(pattern)
+
+
+class Edits(_Part):
+    """What it does to tool calls before it sends them back. Without an entry, another value is a change.
+
+    `renamed`: the name that comes back -> the one that was sent, `*` where name and arguments say nothing any more.
+    `fills`: an empty, false or null argument is added or left out. `trims`: blanks at line ends go.
+    """
+
+    renamed: dict[str, str] = {}
+    cut: tuple[Cut, ...] = ()
+    fills: bool = False
+    trims: bool = False
+
+
 class Marker(_Part):
     """A text that gives a request away: `pattern` (searched in lower case) in its `system` text, in its `first_user` or
     `last_user` text, or `no_tools` in a thread that had tools (no pattern)."""
@@ -84,11 +118,7 @@ class Marker(_Part):
     @field_validator("pattern")
     @classmethod
     def _compiles(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from None
-        return pattern
+        return _expression(pattern)
 
 
 class Fork(_Part):
@@ -128,6 +158,7 @@ class Profile(_Part):
     install: Install
     launch: Launch
     signals: Signals = Signals()
+    edits: Edits = Edits()
     markers: tuple[Marker, ...] = ()
     known_forks: tuple[Fork, ...] = ()
     waiting: Waiting = Waiting()
@@ -162,3 +193,14 @@ def read(name: str) -> Profile:
 def told(kind: str) -> dict[str, Any]:
     """What the harness `kind` gives away of its requests (`signals`, `markers`), as plain data; {} without profile."""
     return read(kind).model_dump(include={"signals", "markers"}) if kind in names() else {}
+
+
+def edits(*kinds: str) -> dict[str, Any]:
+    """What the harnesses `kinds` do to tool calls, together, as plain data; those without a profile do nothing."""
+    known = [read(kind).edits for kind in kinds if kind in names()]
+    return {
+        "renamed": {back: sent for e in known for back, sent in e.renamed.items()},
+        "cut": [[c.tool, c.argument, c.pattern] for e in known for c in e.cut],
+        "fills": any(e.fills for e in known),
+        "trims": any(e.trims for e in known),
+    }
