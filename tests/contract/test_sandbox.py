@@ -206,9 +206,10 @@ async def test_reaches_the_gateway_and_a_restarted_one(
     folder = tmp_path / "gateway"
     folder.mkdir()
     ask = (
-        "import pathlib, socket, sys; from urllib.parse import urlsplit\n"
+        "import pathlib, socket, sys, time; from urllib.parse import urlsplit\n"
         "at = urlsplit(sys.argv[1])\n"
         "for word in (b'one', b'two'):\n"
+        "    while not pathlib.Path('go-' + word.decode()).exists(): time.sleep(0.01)\n"
         "    with socket.create_connection((at.hostname, at.port)) as door:\n"
         "        pathlib.Path('asked-' + word.decode()).touch()\n"
         "        door.sendall(word); door.shutdown(socket.SHUT_WR); print(door.recv(99).decode(), flush=True)\n"
@@ -217,6 +218,7 @@ async def test_reaches_the_gateway_and_a_restarted_one(
         job = asyncio.ensure_future(box.run(["python3", "-c", ask, box.url], log=tmp_path / "log"))
         for name, word in (("first", "one"), ("second", "two")):
             over = asyncio.Event()
+            (tmp_path / "1-0" / f"go-{word}").touch()  # no earlier: the last gateway is gone
             await until((tmp_path / "1-0" / f"asked-{word}").exists)  # it waits for a gateway that is not there yet
 
             async def answer(

@@ -29,7 +29,7 @@ async def test_a_whole_execution(
 ) -> None:
     tasks = build_tasks("quickstart", path="", count=5, split="train", seed=0, folder=tmp_path / "t", limits=limits)
     query = tasks[2]
-    case = json.loads(Path(query.tests, "case.json").read_text())  # noqa: ASYNC240
+    (case,) = json.loads(Path(query.tests, "case.json").read_text())["parts"]  # noqa: ASYNC240
     script, socket = serve([(f"```bash\ncp {case['old']} {case['new'][0]}\n```", "stop")])
     made = runner(ShellHarness(), sandbox=ProcessSandbox(run_id="proc", scratch=tmp_path / "scratch"))
     ending = await made.run("0-0", query, token="tok", socket=socket, queued_s=not_queued)
