@@ -38,7 +38,7 @@ RESOURCE = "qwengyre"
 """A resource of our own: CPU counts would make a third 1-CPU actor on two cores wait in silence."""
 RAY_PROCESSES = ("gcs_server", "raylet")
 PING_S = 30.0
-"""Control answers within this, or the run ends."""
+"""Control answers within this once it has started, or the run ends."""
 POLL_S = 0.25
 
 
@@ -93,16 +93,18 @@ class Driver:
         """Wait for the end, show progress, and end a run in which nothing happens any more. A control that dies is
         told to go on where its journal ends."""
         watchdog = Watchdog(self.specs.config, ray.get_runtime_context().gcs_address, ray.nodes)
-        result = control.run.remote(hands)
+        starting_s = max(PING_S, self.specs.config.cluster.watchdog_s)  # a busy machine starts processes slowly
+        result, limit_s = control.run.remote(hands), starting_s
         while True:
             try:
                 done, _ = ray.wait([result], timeout=POLL_S)
                 summary = _get(result, 10) if done else None
-                status = _get(control.status.remote(), PING_S)  # at the end: steps that closed since the last look
+                status = _get(control.status.remote(), limit_s)  # at the end: steps that closed since the last look
             except exceptions.RayActorError as error:
                 watchdog.control_died(_one_line(error))
-                result = control.run.remote(hands)
+                result, limit_s = control.run.remote(hands), starting_s
                 continue
+            limit_s = PING_S
             self.view(status)
             if summary is not None:
                 return summary
