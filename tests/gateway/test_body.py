@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import random
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -176,3 +177,22 @@ def test_errors_name_the_item_of_the_whole_list():
 def test_what_is_no_object(body: bytes):
     with pytest.raises(Refusal):
         Bodies().decode(body, Chat())
+
+
+def test_what_was_there_before_is_neither_kept_twice_nor_copied():
+    bodies, talk = Bodies(), [chat_item(n, n % 3) for n in range(3000)]
+    tracemalloc.start()
+    try:
+        bodies.decode(json.dumps({"messages": talk}).encode(), Chat())
+        body = json.dumps({"messages": [*talk, chat_item(3000, 0)]}).encode()
+        parts = [body[at : at + 2**16] for at in range(0, len(body), 2**16)]
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        with bodies.arrival(Chat()) as arriving:
+            for part in parts:
+                arriving.feed(part)
+            assert len(arriving.request().messages) == 3001
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < len(body) / 4, "one more copy would be the whole body"

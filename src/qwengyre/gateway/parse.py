@@ -231,7 +231,7 @@ def _written(name: str, arguments: Any, end: int) -> tuple[str, str, int] | None
 
 def _writable(text: str) -> bool:
     """False for half a surrogate pair, which JSON can escape and UTF-8 cannot hold."""
-    return not any("\ud800" <= c <= "\udfff" for c in text)
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _no_constants(text: str) -> NoReturn:

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from qwengyre.types import Kind, ModelCall
 _LOG = logging.getLogger(__name__)
 _ABORT_S = 10.0
 """How long an engine may take to end an aborted call before its connection is cut."""
+
+_INLINE = 2**14
+"""Characters that are rendered at once: to hand them to a thread would take longer."""
 
 
 class Stopwatch:
@@ -178,7 +182,9 @@ class Session:
 
     async def _prompt(self, request: Request, chains: list[bytes]) -> Prompt:
         match = self._index.match(request, chains)
-        found = await asyncio.to_thread(self._index.render, self._shared.renderer, request, match)
+        work = partial(self._index.render, self._shared.renderer, request, match)
+        short = request.raw is None and sum(len(m.text) for m in request.messages[match.matched :]) <= _INLINE
+        found = work() if short else await asyncio.to_thread(work)
         return self._index.prompt(found, match)
 
     def _start(self, call: Call) -> None:
