@@ -87,7 +87,9 @@ class _Walk:
 
     def see(self, event: ev.Event, actions: tuple[act.Action, ...]) -> None:
         before = self.state
-        self.claimed_s += before.claimed * (max(before.at, event.at) - before.at)
+        # a micro-step stays claimed until its gradient is at the core; a cell works on one at a time
+        working = min(before.claimed, sum(cell.role is Role.TRAINING for cell in before.cells))
+        self.claimed_s += working * (max(before.at, event.at) - before.at)
         self._time(before, event)
         self.state, _ = step(before, event)
         now = self.state.at
