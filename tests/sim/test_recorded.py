@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 
 from qwengyre.errors import ConfigError
+from qwengyre.schedule.events import Backlog
 from qwengyre.schedule.plan import NAMES
 from qwengyre.sim.compare import Question
 from qwengyre.sim.policies import plan_of
-from qwengyre.sim.recorded import errors, recorded
+from qwengyre.sim.recorded import Entry, errors, recorded
 from qwengyre.sim.run import measure, simulate
 from qwengyre.sim.workload import RL, Cluster, Cost, Exec, Failures, Rate, Train, Workload
 
@@ -59,3 +60,17 @@ def test_an_unfinished_run_is_replayed_as_far_as_it_was_published() -> None:
     assert found.result.hours == pytest.approx(record.entries[published[1]][0].at / 3600)
     with pytest.raises(ConfigError, match="nothing to replay"):
         recorded(plan, record.entries[: published[0] - 1], WORK.rate)
+
+
+def test_micro_steps_whose_gradient_is_late_take_no_longer() -> None:
+    """In a real run the micro-steps of a satellite count, all at once, when its gradient is at the core."""
+    plan = plan_of(WORK, "async", 2)
+    _, record = simulate(plan, WORK, 3)
+    late = list[Entry]()
+    for event, actions in record.entries:
+        if isinstance(event, Backlog) and event.pending + event.claimed:
+            event = dataclasses.replace(event, claimed=event.claimed + event.counted, counted=0)
+        late.append((event, actions))
+    usual, found = recorded(plan, record.entries, WORK.rate), recorded(plan, late, WORK.rate)
+    rate = usual.workload.train.tokens_per_h_per_cell
+    assert found.workload.train.tokens_per_h_per_cell == pytest.approx(rate, rel=0.1)
