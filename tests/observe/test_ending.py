@@ -91,6 +91,16 @@ async def test_the_most_branching_trained_execution_is_found(tmp_path: Path) -> 
     assert selection(tmp_path / "eval0-1.calls", 0, 5).picks == [], "an evaluation trains nothing"
 
 
+async def test_of_equally_branching_ones_the_one_that_teaches_is_found(tmp_path: Path) -> None:
+    for execution, calls in (("0-0", 3), ("1-0", 2), ("2-0", 2)):
+        await write(tmp_path / f"{execution}.calls", [call(n, 2 * n - 1, 100) for n in range(calls)])
+    scores = {"0-0": 1.0, "0-1": 1.0, "1-0": 1.0, "1-1": 1.0, "2-0": 0.0, "2-1": 1.0}
+    for given, expected in ((scores, "2-0"), (None, "0-0")):
+        found = most_branching(tmp_path, 0, 5, scores=given)
+        assert found is not None
+        assert str(found.execution) == expected
+
+
 HELD_OUT = {"mean": 0.3, "low": 0.25, "high": 0.35, "n": 200}
 GREEDY = {"before": HELD_OUT, "after": HELD_OUT, "difference": None}
 

@@ -81,17 +81,24 @@ def selection(path: Path, seed: int, jmax: int, table: Table = KNOWN) -> Selecti
     return Selection(execution, log, tree, classes, picks, jmax)
 
 
-def most_branching(calls: Path, seed: int, jmax: int, table: Table = KNOWN) -> Selection | None:
-    """The trained execution with the most leaves (then threads, then calls); None: no call was recorded."""
+def most_branching(
+    calls: Path, seed: int, jmax: int, table: Table = KNOWN, scores: Mapping[str, float] | None = None
+) -> Selection | None:
+    """The trained execution with the most leaves (then threads, then one of a group whose `scores` differ, then calls);
+    None: no call was recorded."""
+    spread: dict[int, set[float]] = {}
+    for name, score in (scores or {}).items():
+        spread.setdefault(ExecutionId.parse(name).group, set()).add(score)
     files = [path for path in calls.glob("*.calls") if ExecutionId.parse(path.stem).evaluation < 0]
-    best: tuple[tuple[int, int, int], Path] | None = None
+    best: tuple[tuple[int, int, bool, int], Path] | None = None
     read = 0
     for path in sorted(files, key=lambda path: (-path.stat().st_size, path.name))[:LOOKED_AT]:
         read += path.stat().st_size
         if best is not None and read > LOOKED_AT_BYTES:
             break
         tree = rebuild(path)
-        size = len(list(tree.leaves())), len(set(tree.threads)), len(set(tree.calls))
+        teaches = len(spread.get(ExecutionId.parse(path.stem).group, ())) > 1
+        size = len(list(tree.leaves())), len(set(tree.threads)), teaches, len(set(tree.calls))
         if len(tree) and (best is None or size > best[0]):
             best = size, path
     return selection(best[1], seed, jmax, table) if best else None

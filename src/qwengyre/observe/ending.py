@@ -60,10 +60,12 @@ def summary_lines(run_dir: Path, found: Course, width: int = 100) -> Iterator[st
     yield ""
     yield from _uses(found.uses)
     yield from _moves(summary["moves"])
-    chosen = most_branching(run_dir / "calls", *rules(config))
+    scores = {line["execution"]: line for line in map(json.loads, _text(run_dir / "scores.jsonl"))}
+    given = {name: line["score"] for name, line in scores.items() if line["verdict"] != "dropped"}
+    chosen = most_branching(run_dir / "calls", *rules(config), given)
     if chosen is not None:
         yield ""
-        yield from _selected(chosen, run_dir)
+        yield from _selected(chosen, scores)
     yield ""
     yield from _next(run_dir, config, chosen)
 
@@ -140,8 +142,7 @@ def _moves(moves: dict[str, Any]) -> Iterator[str]:
     yield _row("moves", f"{changes} of role{failed}, {moves['seconds']:.1f} s altogether{live}")
 
 
-def _selected(chosen: Selection, run_dir: Path) -> Iterator[str]:
-    scores = {line["execution"]: line for line in map(json.loads, _text(run_dir / "scores.jsonl"))}
+def _selected(chosen: Selection, scores: dict[str, Any]) -> Iterator[str]:
     score = scores.get(str(chosen.execution))
     said = f", {score['task']}, {score['verdict']} {score['score']:.3f}" if score else ""
     leaves, calls = len(chosen.roles), len(chosen.log.calls)
