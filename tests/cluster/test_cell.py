@@ -1,5 +1,7 @@
 """A cell without Ray: one parameter set, served and trained in turn."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -118,3 +120,25 @@ async def test_a_cell_without_a_model_answers_and_trains(tmp_path: Path) -> None
     await cell.roll(1)
     assert (await generate(url)).json()["choices"][0]["weight_versions"][0]["version"] == "1"
     await cell.stop()
+
+
+async def test_weights_are_told_while_a_micro_step_holds_the_trainer(cell: Cell) -> None:
+    await cell.start(0, None)
+    first = await cell.expose()
+    busy, free = threading.Event(), threading.Event()
+
+    def work() -> None:
+        busy.set()
+        free.wait()
+
+    working = asyncio.ensure_future(cell._blocking(work))
+    assert await asyncio.to_thread(busy.wait, 60)
+    try:
+        assert await asyncio.wait_for(cell.expose(), 60) == first, "a cell that joins need not wait"
+        publishing = asyncio.ensure_future(cell.expose(1))
+        await asyncio.sleep(0)
+        assert not publishing.done(), "a publish takes its turn"
+    finally:
+        free.set()
+    await working
+    assert (await publishing).version == 1

@@ -256,7 +256,8 @@ class Cell:
     async def expose(self, version: int | None = None, *, incarnation: int | None = None) -> Snapshot:
         """Core: its weights, for others to pull; the same until the next step. `version`: publish them as this."""
         self._current(incarnation)
-        return await self._blocking(self._share_.expose, version)
+        known = self._share_.exposed() if version is None else None  # a micro-step may hold the thread for long
+        return known or await self._blocking(self._share_.expose, version)
 
     async def publish(self, version: int, snapshot: Snapshot | None = None, *, incarnation: int | None = None) -> None:
         """Take the weights of `snapshot` between two tokens (live calls go on); the next token is of `version`."""

@@ -81,6 +81,14 @@ class Share:
             self._current = ticket.id
         return Snapshot(step, self.version, ticket)
 
+    def exposed(self) -> Snapshot | None:
+        """What `expose` gave for this step, if it did. From any thread: whoever asks in the middle of an optimizer step
+        may get the weights before it, as a copy, and learns so when it asks again."""
+        own = self._own
+        step = own[0] if own else self.step
+        ticket = self._exposed.get(f"step {step}")
+        return None if ticket is None else Snapshot(step, self.version, ticket)
+
     def fetch(self, snapshot: Snapshot) -> Callable[[], None]:
         """Pull what is needed now; the function returned changes the weights in place (only then is it another set)."""
         same = (self.step, self.version) == (snapshot.step, snapshot.version) or self._current == snapshot.ticket.id
