@@ -8,6 +8,8 @@ import anthropic
 import pytest
 from gateway_doubles import Harness, ScriptedEngine
 
+from qwengyre import profiles
+from qwengyre.gateway.echo import Edits
 from qwengyre.gateway.journal import read_calls, rebuild
 from qwengyre.types import Sampling
 
@@ -24,7 +26,8 @@ CALLS = (
 
 @pytest.fixture
 async def harness(make_harness: Callable[..., Harness], engine: ScriptedEngine) -> AsyncIterator[Harness]:
-    harness = make_harness(sampling=Sampling(temperature=0.8, max_tokens=2000))
+    edits = Edits.of(profiles.edits("claude-code"))
+    harness = make_harness(sampling=Sampling(temperature=0.8, max_tokens=2000), edits=edits)
     await harness.start()
     await harness.route(engine)
     yield harness

@@ -12,6 +12,8 @@ from wire_shapes import SHAPES, Talk
 sys.path.insert(0, str(Path(__file__).parent.parent / "gateway"))
 from gateway_doubles import Harness, ScriptedEngine, conditioning, make_tokenizer
 
+from qwengyre import profiles
+from qwengyre.gateway.echo import Edits
 from qwengyre.gateway.journal import read_calls, rebuild
 from qwengyre.gateway.render import TemplateRenderer
 from qwengyre.trajectory.roles import roles
@@ -85,7 +87,8 @@ async def start(tmp_path: Path, engine: ScriptedEngine) -> AsyncIterator[Callabl
     made: list[Harness] = []
 
     async def start(name: str, sub: str = "", **options: Any) -> Session:
-        harness = Harness(tmp_path / sub, RENDERER, sampling=Sampling(1.0, 2000), window=2**20)
+        settings = {"window": 2**20, "edits": Edits.of(profiles.edits(name))}
+        harness = Harness(tmp_path / sub, RENDERER, sampling=Sampling(1.0, 2000), **settings)
         made.append(harness)
         await harness.start()
         await harness.route(engine)
