@@ -217,6 +217,17 @@ async def test_stop_frees_the_port_and_a_taken_port_is_an_error():
         listener.bind(("127.0.0.1", port))
 
 
+async def test_an_answer_in_two_pieces_does_not_wait_for_an_acknowledgement():
+    """Nagle's algorithm and a client's delayed acknowledgement are 40 ms a call."""
+    server = EngineServer(build_app(Echo(), "echo"))
+    async with httpx.AsyncClient(trust_env=False) as client:
+        await client.get(f"{await server.start()}/health")
+        assert server._server is not None
+        (connection,) = server._server.server_state.connections
+        assert connection.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    await server.stop()
+
+
 async def test_signal_handlers_stay_the_callers():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     server = EngineServer(build_app(Echo(), "echo"))

@@ -7,9 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 from gateway_doubles import Harness, ScriptedEngine, conditioning, system, user
+from starlette.applications import Starlette
 
 from qwengyre.errors import MachineError
 from qwengyre.gateway.journal import read_calls, rebuild
+from qwengyre.gateway.serve import Server
 from qwengyre.types import Place, Routes
 
 
@@ -204,6 +206,17 @@ async def test_a_port_in_use_is_a_machine_error_that_names_it(make_harness):
         port = taken.getsockname()[1]
         with pytest.raises(MachineError, match=f"gateway.port={port} on 127.0.0.1 is in use"):
             await make_harness(port=port).start()
+
+
+async def test_an_answer_in_two_pieces_does_not_wait_for_an_acknowledgement():
+    """Nagle's algorithm and a client's delayed acknowledgement are 40 ms a call."""
+    server = Server(Starlette(), 0, None)
+    async with httpx.AsyncClient(trust_env=False) as client:
+        await client.get(f"{await server.start()}/health")
+        assert server._server is not None
+        (connection,) = server._server.server_state.connections
+        assert connection.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    await server.stop()
 
 
 async def test_the_unix_socket_serves_and_a_stale_one_is_replaced(make_harness, engine, tmp_path):

@@ -68,8 +68,8 @@ def _story(kind: str) -> _Answer:
 
     def answer(turn: Turn) -> Reply | str:
         done = _done(turn)
-        if re.search(r"managed memory|durable memory", turn.system[:2000].lower()):
-            return "There is nothing to keep."
+        if "title generator" in turn.system[:2000].lower():
+            return "A folder"
         if "\nSUBTASK: " in turn.text:
             return _shell(kind, "ls -la") if turn.turns == 0 else "I have looked around."
         if (summary := _summary(turn, f"Everything up to step-{done} is done.")) is not None:

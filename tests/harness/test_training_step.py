@@ -1,8 +1,8 @@
-"""A training step from each of three harnesses, with a sub-agent and a compaction in its data: what is trained, and
+"""A training step from each of four harnesses, with a sub-agent and a compaction in its data: what is trained, and
 that its log-probs are true."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,8 @@ pytestmark = pytest.mark.harness
 
 SCRIPTS = Path(__file__).with_name("step_by_step.py")
 ONCE = {"summary request": 1, "after a compaction": 1}
+TAKEN = {"main": 2, "main-summary": 1, "sub-agent": 1}
+"""Class -> trajectories of each execution."""
 
 
 @dataclass(frozen=True)
@@ -27,37 +29,25 @@ class Case:
     lines: str
     calls: int
     expected: Expected
-    taken: dict[str, int] = field(default_factory=lambda: {"main": 2, "main-summary": 1, "sub-agent": 1})
-    """Class -> trajectories."""
 
 
-def _remembering() -> str:
-    """qwen-code's settings with the calls beside the task that its profile turns off."""
-    name = "~/.qwen/settings.json"
-    text = profiles.read("qwen-code").launch.files[name].replace('Memory": false', 'Memory": true')
+def _titled() -> str:
+    """opencode's settings with the call beside the task that its profile turns off."""
+    name = "~/.config/opencode/opencode.json"
+    text = profiles.read("opencode").launch.files[name].replace('"title": {"disable": true}', "")
     return f"files = {{ '{name}' = '''{text}''' }}"
 
 
+FOUR = ("main", "main-summary", "main", "sub-agent")
 CASES = {
-    "claude-code": Case(
-        "args = { context = 40000 }",
-        9,
-        Expected(("main-summary", "main", "sub-agent"), {"after a compaction": 1}, sub_agents=1),
-        {"main": 1, "main-summary": 1, "sub-agent": 1},
-    ),
-    "codex": Case(
-        "args = { compact = 15000 }", 10, Expected(("main", "main-summary", "main", "sub-agent"), ONCE, sub_agents=1)
-    ),
-    "qwen-code": Case(
-        "args = { context = 65000 }\n" + _remembering(),
+    "claude-code": Case("args = { context = 40000 }", 9, Expected(FOUR, ONCE, sub_agents=1)),
+    "codex": Case("args = { compact = 15000 }", 10, Expected(FOUR, ONCE, sub_agents=1)),
+    "opencode": Case(
+        "args = { context = 20000 }\n" + _titled(),
         10,
-        Expected(
-            ("main-summary", "main", "main", "sub-agent", "auxiliary"),
-            {"after a compaction": 2, "beside the task": 1},
-            sub_agents=1,
-        ),
-        {"main": 2, "main-summary": 1, "sub-agent": 1},
+        Expected((*FOUR, "auxiliary"), ONCE | {"beside the task": 1}, sub_agents=1),
     ),
+    "qwen-code": Case("args = { context = 65000 }", 9, Expected(FOUR, {"after a compaction": 2}, sub_agents=1)),
 }
 
 
@@ -73,7 +63,7 @@ def test_sub_agent_and_compaction_become_a_training_step(kind: str, tmp_path: Pa
     assert found == {"0-0": 1.0, "0-1": 0.5}
     assert [len(log.calls) for _, log in journals(run_dir)] == [case.calls] * 2
     for one in chosen:
-        _selected(one, case)
+        _selected(one)
     step = metrics(run_dir)
     assert step["trajectories"] == sum(len(one.picks) for one in chosen)
     assert step["tokens/targets"] == sum(pick.tokens for one in chosen for pick in one.picks)
@@ -83,9 +73,9 @@ def test_sub_agent_and_compaction_become_a_training_step(kind: str, tmp_path: Pa
         row.logprobs = f"{compared.largest:.0e}"
 
 
-def _selected(one: Selection, case: Case) -> None:
+def _selected(one: Selection) -> None:
     """By role, higher classes first; each trainable row once; what is auxiliary never."""
-    assert Counter(pick.role for pick in one.picks) == case.taken
+    assert Counter(pick.role for pick in one.picks) == TAKEN
     order = [PRIORITY.index(pick.role) for pick in one.picks]
     assert order == sorted(order)
     taken = [row for pick in one.picks for row in pick.rows]

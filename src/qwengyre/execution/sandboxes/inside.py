@@ -59,6 +59,7 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 def serve(client: socket.socket, path: str) -> None:
     """One connection, both ways, to its end."""
     with client, contextlib.suppress(OSError), reach(path) as door:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # an answer in pieces does not wait
         back = threading.Thread(target=pump, args=(door, client), daemon=True)
         back.start()
         pump(client, door)
