@@ -10,9 +10,13 @@ records nothing). `full` is the wire without named prefixes. All on loopback, on
 
 import argparse
 import asyncio
+import contextlib
+import gc
+import http.client
 import json
 import multiprocessing
 import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -21,6 +25,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -131,6 +136,8 @@ def gateway(pipe: Connection, folder: Path, calls: Path, url: str) -> None:
     """A process: the gateway. Sends its URL; each message is an execution to open."""
 
     async def main() -> None:
+        gc.collect()
+        gc.freeze()  # as in a run's gateway process
         served = Gateway(
             folder=calls,
             socket=None,
@@ -150,6 +157,25 @@ def gateway(pipe: Connection, folder: Path, calls: Path, url: str) -> None:
         await served.stop()
 
     asyncio.run(main())
+
+
+class Client:
+    """A harness with one connection. http.client: others take two milliseconds more to send 3 MB."""
+
+    def __init__(self, url: str) -> None:
+        where = urlsplit(url)
+        self._connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=60)
+
+    def post(self, path: str, body: bytes, **headers: str) -> Any:
+        """The JSON of the answer."""
+        self._connection.request("POST", path, body, {"content-type": "application/json", **headers})
+        answer = self._connection.getresponse()
+        text = answer.read()
+        assert answer.status == 200, text
+        return json.loads(text)
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 class Process:
@@ -192,18 +218,15 @@ def long_session(tokens: int, messages: int, folder: Path, *, kept: bool, scratc
     per_turn = tokens // (messages // 2)
     talk: list[Any] = [{"role": "system", "content": words(rng, 4000)}, {"role": "user", "content": words(rng, 200)}]
     before, rows, length, memory = door.usage.memory_info().rss, [], 0, 0
-    with httpx.Client(trust_env=False, timeout=60) as client:
-        url = f"{door.first}/x/token-0-0/v1/chat/completions"
+    with contextlib.closing(Client(door.first)) as client:
         while len(talk) < messages + 2:
             body = json.dumps({"model": "m", "messages": talk, "tools": TOOLS}, separators=(",", ":")).encode()
             machine.ask(True)
             cpu, started = door.cpu(), time.perf_counter()
-            answer = client.post(url, content=body, headers={"content-type": "application/json"})
+            got = client.post("/x/token-0-0/v1/chat/completions", body)
             took = time.perf_counter() - started
             cpu = door.cpu() - cpu
-            assert answer.status_code == 200, answer.text
             rows.append((took - sum(machine.ask(True)), cpu))
-            got = answer.json()
             length = got["usage"]["total_tokens"]
             message = got["choices"][0]["message"]
             made = max(1, int((per_turn - got["usage"]["completion_tokens"]) / rate))
@@ -309,29 +332,22 @@ def peer(python: str, talk: list[Any], scratch: Path) -> float:
     """Milliseconds of LiteLLM's proxy for the same body."""
     origin = Process(echo_server)
     settings = {"model": "openai/m", "api_base": f"{origin.first}/v1", "api_key": "k"}
-    config = scratch / "litellm.json"
+    config, log = scratch / "litellm.json", scratch / "litellm.log"
     config.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": settings}]}))
-    port = 40000 + os.getpid() % 10000
-    command = [
-        str(Path(python).parent / "litellm"),
-        "--config",
-        str(config),
-        "--port",
-        str(port),
-        "--host",
-        "127.0.0.1",
-    ]
+    url = f"http://127.0.0.1:{40000 + os.getpid() % 10000}"
+    command = [str(Path(python).parent / "litellm"), "--config", str(config), "--host", "127.0.0.1"]
     env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False", "NO_PROXY": "*"}
-    proxy = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    env["LITELLM_MASTER_KEY"] = key = f"sk-{secrets.token_hex(16)}"
+    with log.open("wb") as out:
+        proxy = subprocess.Popen([*command, "--port", url.rpartition(":")[2]], env=env, stdout=out, stderr=out)
     body = json.dumps({"model": "m", "messages": talk, "tools": TOOLS}, separators=(",", ":")).encode()
     times: list[float] = []
     try:
-        with httpx.Client(trust_env=False, timeout=60) as client:
-            url = f"http://127.0.0.1:{port}/v1/chat/completions"
-            _until_up(client, f"http://127.0.0.1:{port}/health/liveliness")
+        _until_up(proxy, f"{url}/health/liveliness", log)
+        with contextlib.closing(Client(url)) as client:
             for _ in range(LAST):
                 started = time.perf_counter()
-                client.post(url, content=body, headers={"content-type": "application/json"}).raise_for_status()
+                client.post("/v1/chat/completions", body, authorization=f"Bearer {key}")
                 times.append((time.perf_counter() - started) * 1000)
     finally:
         proxy.terminate()
@@ -339,15 +355,15 @@ def peer(python: str, talk: list[Any], scratch: Path) -> float:
     return statistics.median(times)
 
 
-def _until_up(client: httpx.Client, url: str) -> None:
+def _until_up(proxy: subprocess.Popen[bytes], url: str, log: Path) -> None:
     for _ in range(240):
-        try:
-            if client.get(url).status_code == 200:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url, trust_env=False).status_code == 200:
                 return
-        except httpx.HTTPError:
-            pass
+        if proxy.poll() is not None:
+            break
         time.sleep(0.5)
-    raise RuntimeError("the peer does not start")
+    raise RuntimeError(f"the peer does not start: {log.read_text()[-2000:]}")
 
 
 def main() -> None:
