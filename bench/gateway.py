@@ -35,6 +35,7 @@ from qwengyre.engine.calls import Call, Completion, Health, Span
 from qwengyre.engine.server import EngineServer, build_app
 from qwengyre.gateway.app import Gateway
 from qwengyre.gateway.render import TemplateRenderer
+from qwengyre.gateway.wire import post
 from qwengyre.model import load
 from qwengyre.types import Place, Routes, Sampling
 
@@ -274,23 +275,20 @@ def many(folder: Path, scratch: Path, streams: int = 256, turns: int = 4) -> dic
     for n in range(streams):
         door.ask(f"{n}-0")
 
-    async def one(client: httpx.AsyncClient, n: int) -> int:
+    async def one(n: int) -> int:
         talk: list[Any] = [{"role": "user", "content": f"{n} go"}]
         errors = 0
         for turn in range(turns):
-            body = {"model": "m", "messages": talk, "tools": TOOLS, "stream": True}
-            answer = await client.post(f"{door.first}/x/token-{n}-0/v1/chat/completions", json=body)
-            ended = answer.status_code == 200 and answer.text.endswith("[DONE]\n\n")
-            errors += not ended
+            body = json.dumps({"model": "m", "messages": talk, "tools": TOOLS, "stream": True}).encode()
+            answer = await post(f"{door.first}/x/token-{n}-0/v1/chat/completions", body)
+            errors += answer.status != 200 or not answer.text.endswith("[DONE]\n\n")
             talk += [{"role": "assistant", "content": f"{turn}"}, {"role": "user", "content": f"{n} {turn} more"}]
         return errors
 
     async def run() -> tuple[int, float]:
-        limits = httpx.Limits(max_connections=streams, max_keepalive_connections=streams)
-        async with httpx.AsyncClient(trust_env=False, timeout=120, limits=limits) as client:
-            started = time.perf_counter()
-            errors = await asyncio.gather(*(one(client, n) for n in range(streams)))
-            return sum(errors), time.perf_counter() - started
+        started = time.perf_counter()
+        errors = await asyncio.gather(*map(one, range(streams)))
+        return sum(errors), time.perf_counter() - started
 
     errors, seconds = asyncio.run(run())
     door.stop()
