@@ -47,7 +47,7 @@ CASES = {
         10,
         Expected((*FOUR, "auxiliary"), ONCE | {"beside the task": 1}, sub_agents=1),
     ),
-    "qwen-code": Case("args = { context = 65000 }", 9, Expected(FOUR, {"after a compaction": 2}, sub_agents=1)),
+    "qwen-code": Case("args = { context = 62000 }", 9, Expected(FOUR, {"after a compaction": 2}, sub_agents=1)),
 }
 
 

@@ -99,6 +99,20 @@ def test_a_transcript_makes_no_summary_of_what_it_holds():
     assert names(record, [main, other])[0] == MAIN
 
 
+def test_a_transcript_that_quotes_a_sub_agents_report_makes_no_summary_of_it():
+    """The transcript has the report as a tool's result, and not what the sub-agent had seen (opencode)."""
+    report = "The callers of parse() are a.py and b.py."
+    record = Record()
+    main = record.call(ROOT, system("Main."), user(TASK), makes=(tool("c1", prompt=SUBTASK),))
+    sub = record.call(ROOT, user(SUBTASK), makes=(tool("c2", command="grep -r parse ."),), thread="s")
+    sub = record.call(sub, result("c2", "a.py:3\nb.py:9"), text=report, thread="s")
+    main = record.call(main, result("c1", f"<report>\n{report}\n</report>"), makes=(tool("c3", command="make"),))
+    transcript = user(f"user: {TASK}\nassistant: calls task\ntool: <report>\n{report}\n</report>")
+    summary = record.call(ROOT, system("You condense."), transcript, text=SUMMARY, tools=[])
+    root = record.call(ROOT, system("Main."), user("What did we do?"), assistant(SUMMARY), user("Go on."))
+    assert names(record, [main, sub, summary, root]) == [MAIN, SUB_AGENT, "main-summary", MAIN]
+
+
 def test_a_summary_comes_after_what_the_new_context_keeps():
     """A kept tail, and a summary that was asked for after it (claude-code)."""
     record = Record()

@@ -109,11 +109,18 @@ class Flow:
     def _find_summary(self, call: int) -> int | None:
         place, carried = self._place[call], self.carried(call)
         first = 0 if carried is None else self._place[carried] + 1  # what it begins with was summarised after that
-        root = [_Read(said, {line.strip() for line in said.text.splitlines()}) for said in self.said(call)]
-        for earlier in reversed(self._calls[max(place - LOOKED_BACK, first) : place]):
-            if self._is_summary(earlier, root):
-                return earlier.call
+        root = [_read(said) for said in self.said(call)]
+        for at in range(place - 1, max(place - LOOKED_BACK, first) - 1, -1):
+            if self._is_summary(self._calls[at], root) and not self._reported(at, place):
+                return self._calls[at].call
         return None
+
+    def _reported(self, at: int, place: int) -> bool:
+        """Whether the answer of call `at` came back as a tool's result before: a sub-agent's report, which transcripts
+        quote without what it answered."""
+        text = str((self._calls[at].response or {}).get("text") or "").strip()
+        between = (said for call in self._calls[at + 1 : place] for said in self.said(call.call) if said.answers)
+        return any(_flows(text, _read(said)) for said in between)
 
     def _note(self, call: ModelCall) -> None:
         response = call.response or {}
@@ -150,6 +157,10 @@ class Flow:
                 return True
             before = said.text
         return False
+
+
+def _read(said: Said) -> _Read:
+    return _Read(said, {line.strip() for line in said.text.splitlines()})
 
 
 def _ends(texts: Sequence[str], argument: str) -> bool:
