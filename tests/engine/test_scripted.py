@@ -112,6 +112,17 @@ async def test_a_conversation_without_an_answer_says_so(talk: Talk) -> None:
     assert "hello there" in error["message"]
 
 
+async def test_a_mistake_in_a_script_is_told_and_the_engine_stays(talk: Talk) -> None:
+    def mistaken(turn: object) -> str:
+        raise KeyError("step")
+
+    script, talk.engine._script = talk.engine._script, mistaken
+    error = (await talk.post(talk.prompt("user: go")))["error"]
+    assert "script failed on this conversation: KeyError('step')" in error["message"]
+    talk.engine._script = script
+    assert (await talk.say("user: go"))[1] == "stop"
+
+
 @pytest.mark.parametrize("t", [0.8, 0.0])
 async def test_log_probs_are_those_of_the_model(talk: Talk, folder: Path, t: float) -> None:
     ids = talk.prompt("user: go")

@@ -59,6 +59,8 @@ class ScriptedEngine(EmbeddedEngine):
             reply = self._script(turn)
         except NoReplyError as error:
             raise RefusedCallError("invalid", str(error)) from None
+        except Exception as error:  # a mistake in a user's script: the engine is well
+            raise RefusedCallError("invalid", f"engine.args.script failed on this conversation: {error!r}") from error
         if reply is None:
             return call
         if isinstance(reply, str):
