@@ -175,22 +175,19 @@ def training(repeats: int, recorded_run: Path | None) -> dict[str, Any]:
     import packing
     import torch
 
-    from qwengyre.model import load
-    from qwengyre.model.tiny import tiny
     from qwengyre.trainer.shape import UNLIMITED
-    from qwengyre.trainer.torch import TorchTrainer
     from qwengyre.trajectory.pack import Recipe, weigh
     from qwengyre.types import Settlement, Verdict
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as made:
-        tiny(Path(made), layers=4, hidden=256)
-        trainer = TorchTrainer(load.causal_lm(Path(made)), optimizer=False)
-    shapes = [packing.measure("small", name, trainer, repeats) for name in SHAPES]
-    recipe = Recipe(seed=0, jmax=5, microstep_tokens=4096, max_sequence=2**20, tree_depth=UNLIMITED)
-    settled = {member: Settlement(Verdict.SCORED, score=float(member % 2)) for member in range(2)}
+    small, smaller = (_trainer(layers, hidden) for layers, hidden in ((4, 256), (2, 128)))
+    shapes = [packing.measure("small", name, small, repeats) for name in SHAPES]
     run = of_run(recorded_run) if recorded_run else {member: branching(member) for member in range(2)}
+    longest = max(len(tree.path_ids(leaf)) for tree in run.values() for leaf in tree.leaves())
+    recipe = Recipe(0, jmax=5, microstep_tokens=max(4096, longest), max_sequence=longest, tree_depth=UNLIMITED)
+    settled = {member: Settlement(Verdict.SCORED, score=float(member % 2)) for member in range(2)}
+    trainer, repeats = (smaller, 1) if recorded_run else (small, repeats)  # long contexts take minutes
     rows: dict[str, dict[str, Any]] = {}
     for name, jmax in (("uncapped", 10_000), ("5", 5), ("1", 1)):
         row: dict[str, Any] = {"paper": PAPER[name]}
@@ -204,6 +201,16 @@ def training(repeats: int, recorded_run: Path | None) -> dict[str, Any]:
         rows[name] = row
     keys = ("name", "flat_tokens", "packed_tokens", "flat_s", "packed_s", "token_ratio", "time_ratio", "gradient")
     return {"shapes": [{key: row[key] for key in keys} for row in shapes], "jmax": rows}
+
+
+def _trainer(layers: int, hidden: int) -> Any:
+    from qwengyre.model import load
+    from qwengyre.model.tiny import tiny
+    from qwengyre.trainer.torch import TorchTrainer
+
+    with tempfile.TemporaryDirectory() as made:
+        tiny(Path(made), layers=layers, hidden=hidden)
+        return TorchTrainer(load.causal_lm(Path(made)), optimizer=False)
 
 
 def of_run(folder: Path) -> dict[int, Tree]:
