@@ -121,6 +121,7 @@ class _Evidence:
         self._goes_on = {self._line.get(source) for n in self._began if (source := self._flow.carried(n)) is not None}
         self._whose: dict[int, _Found] = {}
         self._by_thread: dict[str, str] = {}
+        self._matched: dict[tuple[str, str], bool] = {}
         for began in self._began:
             self._whose[began] = self._decide(began)
             if self._whose[began].role != AUXILIARY:
@@ -200,18 +201,24 @@ class _Evidence:
 
     def _marker(self, began: int, call: int) -> _Found | None:
         texts = {
-            "system": "\n".join(s.text for s in self._flow.said(began) if s.role == "system").lower(),
-            "first_user": next((s.text for s in self._flow.said(began) if s.role == "user"), "").lower(),
-            "last_user": next((s.text for s in reversed(self._flow.said(call)) if s.role == "user"), "").lower(),
+            "system": "\n".join(s.text for s in self._flow.said(began) if s.role == "system"),
+            "first_user": next((s.text for s in self._flow.said(began) if s.role == "user"), ""),
+            "last_user": next((s.text for s in reversed(self._flow.said(call)) if s.role == "user"), ""),
         }
         for role, where, pattern in self._table.markers:
             if where == "no_tools":
                 if self._tools.get(began) == [] and any(self._tools.get(n) for n in self._began if n < began):
                     return _Found(role, f"call {began} has no tools, and calls before it had (table {TABLE_VERSION})")
-            elif texts[where] and re.search(pattern, texts[where]):
+            elif texts[where] and self._matches(pattern, texts[where]):
                 of, text = (call, "last user") if where == "last_user" else (began, where.replace("_", " "))
                 return _Found(role, f"{text} text of call {of} matches {pattern!r} (table {TABLE_VERSION})")
         return None
+
+    def _matches(self, pattern: str, text: str) -> bool:
+        """Remembered: sub-agents of a kind have one long system text."""
+        if (pattern, text) not in self._matched:
+            self._matched[pattern, text] = re.search(pattern, text.lower()) is not None
+        return self._matched[pattern, text]
 
     def _signals(self, call: int) -> Mapping[str, str]:
         return self._flow.requests.get(call, {}).get("signals") or {}
