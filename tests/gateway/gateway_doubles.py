@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 import qwengyre.model
 from qwengyre.gateway.app import Gateway
-from qwengyre.gateway.journal import CallLog
+from qwengyre.gateway.journal import CallLog, read_calls
 from qwengyre.gateway.render import TemplateRenderer
 from qwengyre.gateway.serve import Server
 from qwengyre.trajectory.tree import Tree
@@ -201,3 +201,15 @@ def conditioning(log: CallLog) -> dict[int, np.ndarray]:
         result[call.call] = np.concatenate([tree.path_ids(call.parent), call.suffix])
         tree.add_call(call)
     return result
+
+
+async def delivered(harness: Harness, calls: set[int]) -> None:
+    """The journal says so a moment after the client has its answer."""
+    await until(lambda: read_calls(harness.journal).delivered == calls)
+
+
+async def until(condition: Any) -> None:
+    """Wait until a condition of the gateway's own state holds."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)

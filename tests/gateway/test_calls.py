@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import orjson
 import pytest
-from gateway_doubles import Harness, Running, ScriptedEngine, conditioning, user
+from gateway_doubles import Harness, Running, ScriptedEngine, conditioning, delivered, until, user
 from starlette.responses import Response
 
 from qwengyre.gateway.journal import read_calls, rebuild
@@ -344,15 +344,3 @@ def body(text: str, **fields: Any) -> dict[str, Any]:
 
 def live(harness: Harness) -> list[tuple[str, int]]:
     return [(c["state"], c["tokens"]) for c in harness.gateway._sessions["0-0"].live()]
-
-
-async def delivered(harness: Harness, calls: set[int]) -> None:
-    """The journal says so a moment after the client has its answer."""
-    await until(lambda: read_calls(harness.journal).delivered == calls)
-
-
-async def until(condition: Any) -> None:
-    """Wait until a condition of the gateway's own state holds."""
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)

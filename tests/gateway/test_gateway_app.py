@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from gateway_doubles import Harness, ScriptedEngine, conditioning, system, user
+from gateway_doubles import Harness, ScriptedEngine, conditioning, delivered, system, user
 from starlette.applications import Starlette
 
 from qwengyre.errors import MachineError
@@ -132,6 +132,7 @@ async def test_sampling_is_ours_and_the_clients_wishes_are_recorded(harness, eng
 async def test_a_constrained_call_is_not_trainable(harness, fields):
     await harness.ask([user("x")], **fields)
     await harness.ask([user("x")], tool_choice="auto", response_format={"type": "text"})
+    await delivered(harness, {0, 1})
     assert [c.trainable for c in read_calls(harness.journal).calls] == [False, True]
     assert len(rebuild(harness.journal).withheld) == 1
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gateway_doubles import Harness, ScriptedEngine, conditioning, system, user
+from gateway_doubles import Harness, ScriptedEngine, conditioning, delivered, system, user
 
 from qwengyre.gateway.echo import Edits
 from qwengyre.gateway.journal import read_calls, rebuild
@@ -263,6 +263,7 @@ async def test_a_rejected_answer_is_a_delivered_dead_end(harness, engine):
     await harness.say([user("u")])
     good = await harness.say([user("u")])
     await harness.say([user("u"), good, user("v")])
+    await delivered(harness, {0, 1, 2})
     tree = rebuild(harness.journal)
     assert len(list(tree.leaves())) == 2
     assert not tree.withheld
