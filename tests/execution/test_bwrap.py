@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from control_groups import groups
 
 from qwengyre.errors import MachineError
 from qwengyre.execution.sandboxes import bwrap, cgroups
@@ -28,11 +29,6 @@ def processes() -> str:
     words = ["ps", "axww", "-o", "stat,args"]
     lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     return "\n".join(line for line in lines if not line.startswith("Z"))
-
-
-def groups(run_id: str) -> list[Path]:
-    """Control groups of a run that are left."""
-    return list(Path("/sys/fs/cgroup").glob(f"**/qwengyre-{run_id}"))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from control_groups import groups
 
 from qwengyre.execution.sandboxes import cgroups
 
@@ -28,14 +29,14 @@ def join(group: cgroups.Group, line: str) -> subprocess.Popen[bytes]:
 
 
 def test_sweep_kills_and_removes_what_a_run_left(hierarchy: cgroups.Hierarchy) -> None:
-    groups = [cgroups.create(hierarchy, RUN, name, memory_mb=64, pids=16) for name in ("1-0", "1-1")]
-    children = [join(group, "trap '' TERM; setsid sleep 999 & sleep 999") for group in groups]
-    for group in groups:
+    boxes = [cgroups.create(hierarchy, RUN, name, memory_mb=64, pids=16) for name in ("1-0", "1-1")]
+    children = [join(group, "trap '' TERM; setsid sleep 999 & sleep 999") for group in boxes]
+    for group in boxes:
         while any(len(Path(file).read_text().split()) < 3 for file in group.joins):
             time.sleep(0.01)
     assert cgroups.sweep(RUN) >= 3
     assert [child.wait() for child in children] == [-signal.SIGKILL] * 2
-    assert not list(Path("/sys/fs/cgroup").glob(f"**/qwengyre-{RUN}"))
+    assert not groups(RUN)
     assert cgroups.sweep(RUN) == 0
 
 
@@ -65,7 +66,7 @@ def test_boxes_come_and_go_at_once(hierarchy: cgroups.Hierarchy) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(one, range(300)))
-    assert not list(Path("/sys/fs/cgroup").glob(f"**/qwengyre-{RUN}"))
+    assert not groups(RUN)
 
 
 def test_memory_kills_are_counted(hierarchy: cgroups.Hierarchy) -> None:
