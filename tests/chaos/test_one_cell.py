@@ -94,7 +94,7 @@ def test_core_dies(tmp_path: Path, point: str) -> None:
 
 def test_gcs_dies(tmp_path: Path) -> None:
     """The run cannot go on: exit 1 within 30 s, one line, before Ray aborts every process by itself."""
-    with Run(tmp_path / "run", *LONG) as run:
+    with Run(tmp_path / "run", *LONG, "run.steps=40") as run:
         run.wait_for(event("placed", 8))
         run.kill("gcs_server")
         since = time.monotonic()
