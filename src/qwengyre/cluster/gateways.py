@@ -57,7 +57,7 @@ class GatewayProcess:
             if self._gateway is None:
                 gateway = await asyncio.to_thread(self._build)
                 gc.collect()
-                gc.freeze()  # what is there now stays: looking through it again is a quarter of a call's time
+                gc.freeze()  # what is there now stays: nobody need look through it again at each call
                 facts = {"incarnation": self.incarnation, "pid": os.getpid(), "socket": str(self._spec.socket)}
                 self._report = facts | {"url": await gateway.start()}
                 self._gateway = gateway
